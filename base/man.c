@@ -3,7 +3,7 @@
 #include <string.h>
 
 /* In roff a backslash begins an escape, a dot or a quote at the start of a line begins a request, and these
- * ASCII characters are typeset as other ones: a plain '-' as a hyphen that a reader can't copy into a shell. */
+ * ASCII characters are typeset as other ones: a plain '-' as a hyphen, which can't be copied into a shell. */
 static const char *escape(char c)
 {
     switch (c) {

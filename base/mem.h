@@ -13,8 +13,9 @@ void *mem_array(size_t count, size_t item_bytes); /* zeroed, overflow-checked, n
 /* As realloc: keeps the contents; added memory is not zeroed. Overflow-checked, never NULL. */
 void *mem_resize(void *old, size_t count, size_t item_bytes);
 /*
- * `items`, with room for another one behind the first n: if all `cap` are in use, cap doubles (the first time: to
- * `least`) and the array is resized. items = MEM_ROOM(items, n, cap, least); cap is an lvalue, evaluated twice.
+ * `items`, with room for another one behind the first n: if all `cap` are in use, cap doubles (the first
+ * time: to `least`) and the array is resized. items = MEM_ROOM(items, n, cap, least); cap is an lvalue,
+ * evaluated twice.
  */
 #define MEM_ROOM(items, n, cap, least)                                                                                 \
     ((n) < (cap) ? (void *)(items)                                                                                     \

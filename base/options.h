@@ -80,8 +80,8 @@ enum td_status options_parse(const struct options *o, int argc, char **argv, voi
                              int *n_rest_out, char **strings_out, enum options_action *action_out,
                              struct td_error *error_out);
 
-/* Prints the manual page in roff (man(7)), up to EXIT STATUS; the caller may add sections. `table` may be NULL
- * here. */
+/* Prints the manual page in roff (man(7)), up to EXIT STATUS; the caller may add sections. `table` may be
+ * NULL here. */
 void options_print_man(const struct options *o, FILE *f);
 
 /* Checks that the ports in "HOST:PORT[,HOST:PORT...]" are at most 65535, and not empty ("HOST:", which gRPC

@@ -37,8 +37,8 @@ int cli_cache(int argc, char **argv);
 bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
                  char **argv, void *values, const char **rest_out, int *n_rest_out, int *exit_out);
 
-/* The same with all of `options` but its program, env_prefix and man_section, which follow from `command`: for
- * a command whose first word is one of a list. */
+/* The same with all of `options` but its program, env_prefix and man_section, which follow from `command`:
+ * for a command whose first word is one of a list. */
 bool cli_options_words(const char *command, const struct options *options, int argc, char **argv, void *values,
                        const char **rest_out, int *n_rest_out, int *exit_out);
 

@@ -1,7 +1,7 @@
 /*
- * tandem-decode: takes over sequences whose prompt another worker has computed, pulls their KV pages (adopt.c),
- * and generates the answers, all running sequences in one batch. Its role says what routers prefer to send to
- * it; like every worker it can run every kind of leg (worker/leg.h).
+ * tandem-decode: takes over sequences whose prompt another worker has computed, pulls their KV pages
+ * (adopt.c), and generates the answers, all running sequences in one batch. Its role says what routers prefer
+ * to send to it; like every worker it can run every kind of leg (worker/leg.h).
  *
  *              routers                        prefill workers, stores
  *                 | legs, tokens                       | KV pages

@@ -24,7 +24,10 @@ done
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "install-deps: run as root, or install sudo; missing: ${missing[*]}" >&2; exit 1; }
+  command -v sudo >/dev/null || {
+    echo "install-deps: run as root, or install sudo; missing: ${missing[*]}" >&2
+    exit 1
+  }
   as_root=(sudo)
 fi
 echo "install-deps: installing ${missing[*]}" >&2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 to a streamed answer: installs what is missing, builds, starts a cluster (router, prefill, decode
-# and store as processes) on the demo model, asks it something, and leaves it running.
+# From a fresh Debian 12 to a streamed answer: installs what is missing, builds, starts a cluster (router,
+# prefill, decode and store as processes) on the demo model, asks it something, and leaves it running.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -2,9 +2,9 @@
  * A mixture of experts (Shazeer et al. 2017, Jiang et al. 2024) as the feed-forward half of a layer.
  *
  * Rows are sorted by expert, and each expert multiplies all of its rows at once. Every row then adds the
- * results of its experts in the order in which it chose them. So neither the rest of the batch nor the sorting
- * changes a bit, and an expert that no row chose is not read. A shared expert is one more slot of every row,
- * with weight 1 or the weight of its gate.
+ * results of its experts in the order in which it chose them. So neither the rest of the batch nor the
+ * sorting changes a bit, and an expert that no row chose is not read. A shared expert is one more slot of
+ * every row, with weight 1 or the weight of its gate.
  */
 #include "engine/forward_internal.h"
 

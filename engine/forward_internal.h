@@ -2,8 +2,8 @@
  * What the files of the forward pass share: the packed weights of a layer, and the scratch memory of one
  * batch.
  *
- * forward.c runs batches, forward_layer.c a layer, with forward_latent.c and forward_experts.c for the families
- * that have these; forward_linear.c its linear maps. forward_weights.c finds and packs the weights,
+ * forward.c runs batches, forward_layer.c a layer, with forward_latent.c and forward_experts.c for the
+ * families that have these; forward_linear.c its linear maps. forward_weights.c finds and packs the weights,
  * forward_lora.c those of adapters. forward_share.c divides weights and pages among ranks. forward_open.c has
  * the rest of opening. Behaviour follows from which weights are NULL and from the config, never from the
  * family's name.
@@ -205,7 +205,7 @@ void forward_experts(struct forward *f, const struct feed_forward *w, const floa
 /* out = W in, [T][n_in] -> [T][the rank's share of n_out]. */
 void forward_linear(struct forward *f, const struct projection *w, const float *in, const struct forward_rows *r,
                     float *out);
-/* x = x + W in, or x + norm_after(W in): the end of both halves of a layer. in has the rank's share of columns. */
+/* x = x + W in, or x + norm_after(W in): ends both halves of a layer. in has the rank's share of columns. */
 void forward_add(struct forward *f, const struct projection *w, const struct share *in_share, const float *in,
                  const float *norm_after, const struct forward_rows *r);
 /* out [n][the rank's share] = act(gate) * up, of gate_up [n][gate, up]. */

@@ -10,9 +10,9 @@
  *     x = x + W_down (act(W_gate h) * (W_up h))     Shazeer 2020
  *
  * What families change: q and k may be normed before rope, the results of both halves after their last matrix
- * (norm_after); a layer may have a window; attention may run on latents (forward_latent.c), and the second half
- * may be a mixture of experts (forward_experts.c). Behaviour follows from which weights are NULL and from the
- * config. How ranks, adapters and packed formats take part is in forward_linear.c.
+ * (norm_after); a layer may have a window; attention may run on latents (forward_latent.c), and the second
+ * half may be a mixture of experts (forward_experts.c). Behaviour follows from which weights are NULL and
+ * from the config. How ranks, adapters and packed formats take part is in forward_linear.c.
  */
 #include "engine/forward_internal.h"
 

@@ -262,7 +262,7 @@ void k_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t 
 
 /* ------------------------------------------------------------- elementwise */
 
-/* out[T][dim] = table[ids[t]][dim] * scale; table [any number of rows][dim] of type. An embedding is one use. */
+/* out[T][dim] = table[ids[t]][dim] * scale; table [any number of rows][dim] of type, such as an embedding. */
 void k_take_rows(struct kernels *k, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
                  uint32_t n_rows, float scale, float *out);
 

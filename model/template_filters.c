@@ -15,14 +15,14 @@ static struct value undefined(const char *name)
 static bool bool_arg(const struct template_args *a, uint32_t i, const char *name, bool otherwise)
 {
     struct value v;
-    return arg(a, i, name, &v) ? value_true(v) : otherwise;
+    return template_arg(a, i, name, &v) ? value_true(v) : otherwise;
 }
 
 static int64_t int_arg(struct template_run *r, const struct template_args *a, uint32_t i, const char *name,
                        int64_t otherwise)
 {
     struct value v;
-    if (!arg(a, i, name, &v) || v.kind == V_NONE)
+    if (!template_arg(a, i, name, &v) || v.kind == V_NONE)
         return otherwise;
     if (v.kind != V_INT)
         run_fail(r, "'%s' is a %s, expected a whole number", name, value_type(v));
@@ -116,7 +116,7 @@ static struct value f_trim(struct template_run *r, struct value v, const struct 
 {
     struct value chars;
     struct str s = text_of(r, v);
-    bool given = arg(a, 0, "chars", &chars) && chars.kind == V_STR;
+    bool given = template_arg(a, 0, "chars", &chars) && chars.kind == V_STR;
     s = str_strip(s, given ? &chars.s : NULL, true, true);
     return value_str(s.p, s.n);
 }
@@ -124,7 +124,7 @@ static struct value f_trim(struct template_run *r, struct value v, const struct 
 static struct value f_replace(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value old, with;
-    if (!arg(a, 0, "old", &old) || !arg(a, 1, "new", &with))
+    if (!template_arg(a, 0, "old", &old) || !template_arg(a, 1, "new", &with))
         return run_fail(r, "replace wants two texts");
     return str_replace(r, text_of(r, v), text_of(r, old), text_of(r, with), int_arg(r, a, 2, "count", -1));
 }
@@ -157,7 +157,7 @@ static struct value f_indent(struct template_run *r, struct value v, const struc
     bool first = bool_arg(a, 1, "first", false), blank = bool_arg(a, 2, "blank", false);
     if (v.kind != V_STR)
         return run_fail(r, "indent of a %s", value_type(v));
-    if (arg(a, 0, "width", &width) && width.kind == V_STR)
+    if (template_arg(a, 0, "width", &width) && width.kind == V_STR)
         bytes_append(&pad, width.s.p, width.s.n);
     else
         for (int64_t i = int_arg(r, a, 0, "width", 4); i > 0 && i < 1000; i--)
@@ -181,8 +181,8 @@ static struct value f_tojson(struct template_run *r, struct value v, const struc
     struct bytes b = {0}, pad = {0};
     struct json_style s = {.ascii = bool_arg(a, 0, "ensure_ascii", false),
                            .sorted = bool_arg(a, 3, "sort_keys", false)};
-    arg(a, 1, "indent", &indent);
-    arg(a, 2, "separators", &separators);
+    template_arg(a, 1, "indent", &indent);
+    template_arg(a, 2, "separators", &separators);
     if (indent.kind == V_STR)
         bytes_append(&pad, indent.s.p, indent.s.n);
     for (int64_t i = indent.kind == V_INT ? indent.i : 0; i > 0 && i < 1000; i--)
@@ -207,7 +207,7 @@ static struct value f_int(struct template_run *r, struct value v, const struct t
 {
     struct value otherwise = value_int(0);
     char text[64], *end;
-    arg(a, 0, "default", &otherwise);
+    template_arg(a, 0, "default", &otherwise);
     if (v.kind == V_BOOL || v.kind == V_INT)
         return value_int(v.kind == V_BOOL ? v.b : v.i);
     if (v.kind == V_FLOAT && fabs(v.f) < 9e18)
@@ -230,7 +230,7 @@ static struct value f_float(struct template_run *r, struct value v, const struct
     double f;
     char text[64], *end;
     (void)r;
-    arg(a, 0, "default", &otherwise);
+    template_arg(a, 0, "default", &otherwise);
     if (value_number(v, &f))
         return value_float(f);
     struct str s = v.kind == V_STR ? str_strip(v.s, NULL, true, true) : STR("");
@@ -254,7 +254,7 @@ static struct value f_round(struct template_run *r, struct value v, const struct
     struct value method = value_str("common", 6);
     int64_t precision = int_arg(r, a, 0, "precision", 0);
     double f, scale = pow(10, (double)precision);
-    arg(a, 1, "method", &method);
+    template_arg(a, 1, "method", &method);
     if (!value_number(v, &f) || method.kind != V_STR)
         return run_fail(r, "round of a %s", value_type(v));
     if (str_is(method.s, STR("ceil")))
@@ -328,9 +328,9 @@ static struct value f_join(struct template_run *r, struct value v, const struct 
     const struct template_list *l = value_iterate(r, v);
     struct value by = value_str("", 0), path;
     struct bytes b = {0};
-    arg(a, 0, "d", &by);
+    template_arg(a, 0, "d", &by);
     struct str between = text_of(r, by);
-    bool has_path = arg(a, 1, "attribute", &path);
+    bool has_path = template_arg(a, 1, "attribute", &path);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         if (i)
             bytes_append(&b, between.p, between.n);
@@ -393,7 +393,7 @@ static struct value sorted_by(struct template_run *r, const struct template_list
 static struct value f_sort(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value path;
-    bool has = arg(a, 2, "attribute", &path) && path.kind != V_NONE;
+    bool has = template_arg(a, 2, "attribute", &path) && path.kind != V_NONE;
     return sorted_by(r, value_iterate(r, v), has ? &path : NULL, bool_arg(a, 1, "case_sensitive", false),
                      bool_arg(a, 0, "reverse", false));
 }
@@ -403,7 +403,7 @@ static struct value f_dictsort(struct template_run *r, struct value v, const str
     struct value by = value_str("key", 3), index;
     if (v.kind != V_DICT)
         return run_fail(r, "dictsort of a %s", value_type(v));
-    arg(a, 1, "by", &by);
+    template_arg(a, 1, "by", &by);
     index = value_int(by.kind == V_STR && str_is(by.s, STR("value")));
     const struct template_args none = {.n = 0};
     return sorted_by(r, f_items(r, v, &none).list, &index, bool_arg(a, 0, "case_sensitive", false),
@@ -414,7 +414,7 @@ static struct value f_unique(struct template_run *r, struct value v, const struc
 {
     struct value path, out = value_list(r, false), seen = value_list(r, false);
     const struct template_list *l = value_iterate(r, v);
-    bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = arg(a, 1, "attribute", &path);
+    bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = template_arg(a, 1, "attribute", &path);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value key = sort_key(r, l->items[i], has ? &path : NULL, case_matters);
         bool known = false;
@@ -433,7 +433,7 @@ static struct value extreme(struct template_run *r, struct value v, const struct
 {
     struct value path, best = undefined("the extreme of nothing"), best_key = best;
     const struct template_list *l = value_iterate(r, v);
-    bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = arg(a, 1, "attribute", &path);
+    bool case_matters = bool_arg(a, 0, "case_sensitive", false), has = template_arg(a, 1, "attribute", &path);
     for (size_t i = 0; i < l->n && !r->status; i++) {
         struct value key = sort_key(r, l->items[i], has ? &path : NULL, case_matters);
         if (i && value_compare(r, key, best_key) * sign <= 0)
@@ -458,11 +458,11 @@ static struct value f_sum(struct template_run *r, struct value v, const struct t
 {
     struct value path, total = value_int(0);
     const struct template_list *l = value_iterate(r, v);
-    bool has = arg(a, 0, "attribute", &path) && path.kind != V_NONE;
+    bool has = template_arg(a, 0, "attribute", &path) && path.kind != V_NONE;
     double f, sum = 0;
     int64_t whole = 0;
     bool ints = true;
-    arg(a, 1, "start", &total);
+    template_arg(a, 1, "start", &total);
     if (total.kind == V_INT)
         whole = total.i;
     for (size_t i = 0; i < l->n && !r->status; i++) {
@@ -481,10 +481,10 @@ static struct value f_map(struct template_run *r, struct value v, const struct t
 {
     struct value path, otherwise, out = value_list(r, false), name;
     const struct template_list *l = value_true(v) ? value_iterate(r, v) : out.list; /* of none, nothing */
-    bool by_path = !a->n && arg(a, UINT32_MAX, "attribute", &path),
-         has_default = arg(a, UINT32_MAX, "default", &otherwise);
+    bool by_path = !a->n && template_arg(a, UINT32_MAX, "attribute", &path),
+         has_default = template_arg(a, UINT32_MAX, "default", &otherwise);
     int filter = -1;
-    if (!by_path && (!arg(a, 0, "filter", &name) || name.kind != V_STR || (filter = filter_find(name.s)) < 0))
+    if (!by_path && (!template_arg(a, 0, "filter", &name) || name.kind != V_STR || (filter = filter_find(name.s)) < 0))
         return run_fail(r, "map wants attribute=, or the name of a filter");
     struct template_args rest = rest_of(a, 1);
     for (size_t i = 0; i < l->n && !r->status; i++) {
@@ -503,7 +503,7 @@ static struct value chosen(struct template_run *r, struct value v, const struct 
     uint32_t first = by_path ? 1 : 0;
     bool has_test = a->n > first;
     int test = -1;
-    if (by_path && !arg(a, 0, "attribute", &path))
+    if (by_path && !template_arg(a, 0, "attribute", &path))
         return run_fail(r, "selectattr or rejectattr without an attribute");
     name = has_test ? a->values[first] : value_none();
     if (has_test && (name.kind != V_STR || (test = test_find(name.s)) < 0))
@@ -541,7 +541,7 @@ static struct value f_default(struct template_run *r, struct value v, const stru
 {
     struct value otherwise = value_str("", 0);
     (void)r;
-    arg(a, 0, "default_value", &otherwise);
+    template_arg(a, 0, "default_value", &otherwise);
     bool lacks = v.kind == V_UNDEFINED || (bool_arg(a, 1, "boolean", false) && !value_true(v));
     return lacks ? otherwise : v;
 }
@@ -549,7 +549,7 @@ static struct value f_default(struct template_run *r, struct value v, const stru
 static struct value f_attr(struct template_run *r, struct value v, const struct template_args *a)
 {
     struct value name;
-    if (!arg(a, 0, "name", &name) || name.kind != V_STR)
+    if (!template_arg(a, 0, "name", &name) || name.kind != V_STR)
         return run_fail(r, "attr wants a name");
     return v.kind == V_DICT ? undefined("an attribute of a dict") : run_attribute(r, v, name.s);
 }

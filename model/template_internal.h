@@ -271,7 +271,7 @@ struct value run_attribute(struct template_run *r, struct value v, struct str na
 struct value run_item(struct template_run *r, struct value v, struct value key);
 
 /* Argument i, or the one with that name. False if it is not given. */
-bool arg(const struct template_args *a, uint32_t i, const char *name, struct value *out);
+bool template_arg(const struct template_args *a, uint32_t i, const char *name, struct value *out);
 
 /* template_filters.c, template_methods.c. Return -1 if there is no such name. */
 int filter_find(struct str name);

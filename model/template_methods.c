@@ -14,7 +14,7 @@ static bool text_arg(struct template_run *r, const struct template_args *a, uint
                      struct str *out)
 {
     struct value v;
-    if (!arg(a, i, name, &v) || v.kind == V_NONE)
+    if (!template_arg(a, i, name, &v) || v.kind == V_NONE)
         return false;
     if (v.kind != V_STR) {
         run_fail(r, "'%s' is a %s, expected a text", name, value_type(v));
@@ -28,7 +28,7 @@ static int64_t int_arg(struct template_run *r, const struct template_args *a, ui
                        int64_t otherwise)
 {
     struct value v;
-    if (!arg(a, i, name, &v) || v.kind == V_NONE)
+    if (!template_arg(a, i, name, &v) || v.kind == V_NONE)
         return otherwise;
     if (v.kind != V_INT)
         run_fail(r, "'%s' is a %s, expected a whole number", name, value_type(v));
@@ -120,7 +120,7 @@ static bool at_end(struct template_run *r, struct str s, struct value v, bool fr
 static struct value ends_of(struct template_run *r, struct value self, const struct template_args *a, bool front)
 {
     struct value v;
-    if (!arg(a, 0, "prefix", &v))
+    if (!template_arg(a, 0, "prefix", &v))
         return run_fail(r, "startswith or endswith without an argument");
     struct str s = self.s;
     int64_t n = (int64_t)str_chars(s), from = int_arg(r, a, 1, "start", 0);
@@ -266,7 +266,7 @@ static struct value m_splitlines(struct template_run *r, struct value self, cons
 {
     struct value out = value_list(r, false), keep = value_bool(false);
     struct str s = self.s;
-    arg(a, 0, "keepends", &keep);
+    template_arg(a, 0, "keepends", &keep);
     while (s.n && !r->status) {
         size_t i = 0, end = 0;
         while (i < s.n && s.p[i] != '\n' && s.p[i] != '\r' && s.p[i] != '\v' && s.p[i] != '\f')
@@ -283,7 +283,7 @@ static struct value m_join(struct template_run *r, struct value self, const stru
 {
     struct bytes b = {0};
     struct value v;
-    if (!arg(a, 0, "iterable", &v))
+    if (!template_arg(a, 0, "iterable", &v))
         return run_fail(r, "join wants a list");
     const struct template_list *l = value_iterate(r, v);
     for (size_t i = 0; i < l->n && !r->status; i++) {
@@ -324,7 +324,7 @@ static struct value m_index(struct template_run *r, struct value self, const str
         v = find_text(r, self, a, false);
         return v.kind == V_INT && v.i < 0 ? run_fail(r, "index: not there") : v;
     }
-    for (size_t i = 0; arg(a, 0, "value", &v) && i < self.list->n; i++)
+    for (size_t i = 0; template_arg(a, 0, "value", &v) && i < self.list->n; i++)
         if (value_equal(self.list->items[i], v, 0))
             return value_int((int64_t)i);
     return run_fail(r, "index: not there");
@@ -334,7 +334,7 @@ static struct value m_count(struct template_run *r, struct value self, const str
 {
     struct value v = value_none();
     int64_t n = 0;
-    if (!arg(a, 0, "value", &v) || (self.kind == V_STR && v.kind != V_STR))
+    if (!template_arg(a, 0, "value", &v) || (self.kind == V_STR && v.kind != V_STR))
         return run_fail(r, "count of what?");
     if (self.kind == V_STR) {
         if (!v.s.n)
@@ -434,9 +434,9 @@ static struct value m_values(struct template_run *r, struct value self, const st
 static struct value m_get(struct template_run *r, struct value self, const struct template_args *a)
 {
     struct value key, otherwise = value_none();
-    if (!arg(a, 0, "key", &key))
+    if (!template_arg(a, 0, "key", &key))
         return run_fail(r, "get wants a key");
-    arg(a, 1, "default", &otherwise);
+    template_arg(a, 1, "default", &otherwise);
     const struct value *there = dict_find(self.dict, key);
     return there ? *there : otherwise;
 }
@@ -593,7 +593,7 @@ static struct value f_namespace(struct template_run *r, const struct template_ar
 static struct value f_raise(struct template_run *r, const struct template_args *a)
 {
     struct value v = value_none();
-    arg(a, 0, "message", &v);
+    template_arg(a, 0, "message", &v);
     v = value_text(r, v);
     if (!r->status) /* its own message, without a line */
         r->status = td_fail(r->e, TD_ERR_INVALID, "%.*s", v.s.n < 200 ? (int)v.s.n : 200, v.s.p);

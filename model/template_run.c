@@ -405,7 +405,7 @@ static void eval_args(struct template_run *r, struct scope *scope, const struct 
     }
 }
 
-bool arg(const struct template_args *a, uint32_t i, const char *name, struct value *out)
+bool template_arg(const struct template_args *a, uint32_t i, const char *name, struct value *out)
 {
     if (i < a->n) {
         *out = a->values[i];
@@ -440,13 +440,13 @@ static struct value run_macro(struct template_run *r, const struct macro *m, con
     for (const struct template_node *p = n->kids[0]; p && !r->status; p = p->next, i++) {
         char name[64];
         snprintf(name, sizeof(name), "%.*s", p->text.n < 63 ? (int)p->text.n : 63, p->text.p);
-        if (!arg(a, i, name, &v))
+        if (!template_arg(a, i, name, &v))
             v = p->kids[0] ? eval(r, scope, p->kids[0]) : undefined(p->text);
         scope_set(r, scope, p->text, v);
     }
     if (a->n > i)
         run_fail(r, "a macro got %u arguments, and takes %u", a->n, i);
-    if (arg(a, UINT32_MAX, "caller", &caller))
+    if (template_arg(a, UINT32_MAX, "caller", &caller))
         scope_set(r, scope, STR("caller"), caller);
     v = r->status ? value_none() : captured(r, scope, n->kids[1]);
     r->loops = loops;

@@ -319,7 +319,7 @@ static void split_symbols(const struct tokenizer *t, struct bpe_work *w, struct 
     bool in_unk = false;
     for (size_t i = 0, n; i < text.len; i += n) {
         unsigned char b = (unsigned char)text.data[i];
-        n = t->raw ? 1 : char_len(b);
+        n = t->raw ? 1 : utf8_length(b);
         if (!t->raw)
             add_char(t, w, (struct slice){text.data + i, n}, !i, i + n == text.len, &in_unk);
         else if (t->has_byte[b])

@@ -169,7 +169,7 @@ static void run_step(struct token_stream *s, const struct decode_step *step, boo
     }
     struct slice instead = step->kind == DECODE_REPLACE ? step->content : step->not_first && first ? nothing : space;
     struct slice text = {b->data, b->len};
-    if (replace_all(&step->pattern, &s->matcher, text, instead, limit, &changed, NULL) || changed.len > limit) {
+    if (pattern_replace(&step->pattern, &s->matcher, text, instead, limit, &changed, NULL) || changed.len > limit) {
         bytes_free(&changed); /* a step that fails changes nothing */
         return;
     }
@@ -184,7 +184,7 @@ static void append_token(struct token_stream *s, const char *text, size_t len, u
     struct bytes b = {0};
     bytes_append(&b, text, len);
     for (uint32_t i = first_step; i < s->t->n_decode_steps; i++)
-        run_step(s, &s->t->decode_steps[i], first, growth_limit(len), &b);
+        run_step(s, &s->t->decode_steps[i], first, normalize_most_bytes(len), &b);
     append_text(s, b.data ? b.data : "", b.len, out);
     bytes_free(&b);
 }

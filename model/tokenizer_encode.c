@@ -233,7 +233,7 @@ static void append_metaspace(const struct tokenizer_step *step, struct slice tex
     bool wants = step->prepend == PREPEND_ALWAYS || (step->prepend == PREPEND_FIRST && at_start);
     if (wants && !starts_with(text, step->replacement) && !starts_with(text, space))
         bytes_append(out, step->replacement.data, step->replacement.len);
-    replace_all(&SPACE, NULL, text, step->replacement, SIZE_MAX, out, NULL);
+    pattern_replace(&SPACE, NULL, text, step->replacement, SIZE_MAX, out, NULL);
 }
 
 static enum td_status run_steps(struct encoder *x, struct slice text, bool at_start, uint32_t level)
@@ -324,7 +324,7 @@ static bool stands_alone(struct encoder *x, struct slice text, size_t begin, siz
         if (is_word(x, (struct slice){text.data + at, begin - at}))
             return false;
     }
-    return end == text.len || !is_word(x, (struct slice){text.data + end, char_len((unsigned char)text.data[end])});
+    return end == text.len || !is_word(x, (struct slice){text.data + end, utf8_length((unsigned char)text.data[end])});
 }
 
 static size_t before_spaces(struct slice text, size_t begin, size_t least)
@@ -332,7 +332,7 @@ static size_t before_spaces(struct slice text, size_t begin, size_t least)
     size_t n;
     while (begin > least) {
         size_t at = last_char((struct slice){text.data, begin});
-        if (!is_white_space(text.data + at, begin - at, &n))
+        if (!utf8_is_white_space(text.data + at, begin - at, &n))
             break;
         begin = at;
     }
@@ -342,7 +342,7 @@ static size_t before_spaces(struct slice text, size_t begin, size_t least)
 static size_t after_spaces(struct slice text, size_t end)
 {
     size_t n;
-    while (end < text.len && is_white_space(text.data + end, text.len - end, &n))
+    while (end < text.len && utf8_is_white_space(text.data + end, text.len - end, &n))
         end += n;
     return end;
 }
@@ -393,7 +393,7 @@ static enum td_status normalized(struct encoder *x, struct slice text, bool at_s
     return s;
 }
 
-enum td_status check_utf8(const char *text, size_t len, const char *what, struct td_error *e)
+enum td_status utf8_check(const char *text, size_t len, const char *what, struct td_error *e)
 {
     for (size_t i = 0; i < len;) {
         uint64_t eight;
@@ -416,7 +416,7 @@ enum td_status tokenizer_encode(const struct tokenizer *t, const char *text, siz
                                 struct token_ids *out, struct td_error *error_out)
 {
     enum td_status s = len_bytes > INT32_MAX ? td_fail(error_out, TD_ERR_INVALID, "text: %zu bytes", len_bytes)
-                                             : check_utf8(text, len_bytes, "text", error_out);
+                                             : utf8_check(text, len_bytes, "text", error_out);
     if (s)
         return s;
     struct encoder *x = encoder_take(t);

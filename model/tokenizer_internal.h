@@ -163,9 +163,9 @@ void alphabet_append(struct bytes *out, const char *raw, size_t len);
  */
 bool alphabet_decode(struct bytes *out, const char *text, size_t len);
 
-size_t char_len(unsigned char lead); /* length of a character of valid UTF-8, by its first byte */
-bool is_white_space(const char *c, size_t len,
-                    size_t *char_len_out); /* whether the character at c has Unicode's White_Space */
+size_t utf8_length(unsigned char lead); /* length of a character of valid UTF-8, by its first byte */
+bool utf8_is_white_space(const char *c, size_t len,
+                         size_t *char_len_out); /* whether the character at c has Unicode's White_Space */
 
 /* ------------------------------------------- tokenizer_json.c */
 struct json_parts {
@@ -216,13 +216,13 @@ bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text,
 enum td_status tokenizer_normalize(const struct tokenizer *t, struct matcher *m, struct slice text, struct bytes *out,
                                    struct td_error *e);
 /* Most bytes that steps may make of a text of len bytes: repeated replacements could make any number. */
-size_t growth_limit(size_t len);
+size_t normalize_most_bytes(size_t len);
 /* Appends text with every match replaced. Stops when out is longer than limit bytes. */
-enum td_status replace_all(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
-                           size_t limit, struct bytes *out, struct td_error *e);
+enum td_status pattern_replace(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
+                               size_t limit, struct bytes *out, struct td_error *e);
 /* Loads the Darts trie and the texts of a charsmap in base64. */
-enum td_status precompiled_load(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
-                                struct td_error *e);
+enum td_status normalize_load_precompiled(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
+                                          struct td_error *e);
 
 /* ------------------------------------------- tokenizer_parts.c */
 struct loader {
@@ -247,6 +247,6 @@ enum td_status tokenizer_unigram(const struct tokenizer *t, struct slice text, s
                                  struct td_error *e);
 
 /* ------------------------------------------- tokenizer_encode.c */
-enum td_status check_utf8(const char *text, size_t len, const char *what, struct td_error *e);
+enum td_status utf8_check(const char *text, size_t len, const char *what, struct td_error *e);
 struct encoder_pool *encoder_pool_open(void);
 void encoder_pool_close(struct encoder_pool *p); /* NULL is fine */

@@ -236,7 +236,7 @@ static void add_prefixes(struct tokenizer *t, struct slice text, uint32_t id)
 {
     uint32_t known;
     for (size_t n = 0; n < text.len;) {
-        n += char_len((unsigned char)text.data[n]);
+        n += utf8_length((unsigned char)text.data[n]);
         struct slice s = {text.data, n};
         if (n == text.len)
             id_map_add(&t->prefixes, s, id);
@@ -434,7 +434,7 @@ enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokeni
 {
     json_error_t je;
     struct loader l = {.e = error_out};
-    enum td_status s = check_utf8(json, len_bytes, "tokenizer.json", error_out);
+    enum td_status s = utf8_check(json, len_bytes, "tokenizer.json", error_out);
     if (s)
         return TD_ERR_CORRUPT;
     json_parts_find(json, len_bytes, &l.parts);

@@ -178,12 +178,12 @@ bool alphabet_decode(struct bytes *out, const char *text, size_t len)
     return true;
 }
 
-size_t char_len(unsigned char c)
+size_t utf8_length(unsigned char c)
 {
     return c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
 }
 
-bool is_white_space(const char *p, size_t len, size_t *n_out)
+bool utf8_is_white_space(const char *p, size_t len, size_t *n_out)
 {
     utf8proc_int32_t c;
     utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)p, (utf8proc_ssize_t)len, &c);

@@ -125,26 +125,26 @@ static void append_changed(const struct normalizer *n, struct slice s, struct by
 static struct slice stripped(const struct normalizer *n, struct slice s)
 {
     size_t len;
-    while (n->left && s.len && is_white_space(s.data, s.len, &len))
+    while (n->left && s.len && utf8_is_white_space(s.data, s.len, &len))
         s = (struct slice){s.data + len, s.len - len};
     while (n->right && s.len) {
         size_t at = s.len - 1;
         while (at && ((unsigned char)s.data[at] & 0xc0) == 0x80)
             at--;
-        if (!is_white_space(s.data + at, s.len - at, &len))
+        if (!utf8_is_white_space(s.data + at, s.len - at, &len))
             break;
         s.len = at;
     }
     return s;
 }
 
-size_t growth_limit(size_t len)
+size_t normalize_most_bytes(size_t len)
 {
     return 32 * len + 4096;
 }
 
-enum td_status replace_all(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
-                           size_t limit, struct bytes *out, struct td_error *e)
+enum td_status pattern_replace(const struct pattern *p, struct matcher *m, struct slice text, struct slice content,
+                               size_t limit, struct bytes *out, struct td_error *e)
 {
     struct scan scan = {0};
     size_t at = 0;
@@ -163,8 +163,8 @@ enum td_status replace_all(const struct pattern *p, struct matcher *m, struct sl
  * SentencePiece's charsmap: u32 length of the trie in bytes, a Darts trie of u32 units (label, offset of the
  * children, leaf flag), then texts, each ended by a zero. Values of the trie are offsets of texts.
  */
-enum td_status precompiled_load(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
-                                struct td_error *e)
+enum td_status normalize_load_precompiled(struct tokenizer *t, const char *base64, size_t len, struct normalizer *out,
+                                          struct td_error *e)
 {
     unsigned char *raw = mem_zalloc(len + 4);
     int n = len < 1 << 28 ? EVP_DecodeBlock(raw, (const unsigned char *)base64, (int)len) : -1;
@@ -230,7 +230,7 @@ static void append_precompiled(const struct normalizer *n, struct slice s, size_
             i = end;
         }
         for (size_t len; i < end; i += len) {
-            len = char_len((unsigned char)s.data[i]);
+            len = utf8_length((unsigned char)s.data[i]);
             if (!transform(n, s.data + i, len, &to))
                 to = (struct slice){s.data + i, len};
             bytes_append(out, to.data, to.len);
@@ -260,7 +260,7 @@ static enum td_status append_normalized(const struct normalizer *n, struct match
         bytes_append(out, in.data, in.len);
         break;
     case NORMALIZE_REPLACE:
-        return replace_all(&n->pattern, m, in, n->content, limit, out, e);
+        return pattern_replace(&n->pattern, m, in, n->content, limit, out, e);
     case NORMALIZE_ALPHABET:
         alphabet_append(out, in.data, in.len);
         break;
@@ -275,7 +275,7 @@ enum td_status tokenizer_normalize(const struct tokenizer *t, struct matcher *m,
                                    struct td_error *e)
 {
     struct bytes now = {0}, next = {0};
-    size_t limit = growth_limit(text.len);
+    size_t limit = normalize_most_bytes(text.len);
     enum td_status s = TD_OK;
     bytes_append(&now, text.data, text.len);
     for (uint32_t i = 0; i < t->n_normalizers && !s; i++) {

@@ -33,7 +33,7 @@ static struct slice text_of(struct loader *l, json_t *v, const char *key, const 
 static struct slice char_of(struct loader *l, json_t *v, const char *key, const char *where)
 {
     struct slice s = text_of(l, v, key, where);
-    if (!l->status && (!s.len || char_len((unsigned char)s.data[0]) != s.len))
+    if (!l->status && (!s.len || utf8_length((unsigned char)s.data[0]) != s.len))
         load_fail(l, TD_ERR_CORRUPT, where, "expected one character");
     return s;
 }
@@ -125,7 +125,7 @@ static void add_normalizer(struct loader *l, json_t *v)
         json_t *map = json_object_get(v, "precompiled_charsmap");
         const char *text = json_string_value(map);
         n->kind = NORMALIZE_PRECOMPILED;
-        enum td_status s = precompiled_load(t, text ? text : "", json_string_length(map), n, &e);
+        enum td_status s = normalize_load_precompiled(t, text ? text : "", json_string_length(map), n, &e);
         if (s)
             load_fail(l, s, WHERE, e.text);
     } else {

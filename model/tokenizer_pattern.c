@@ -319,7 +319,7 @@ bool pattern_next(const struct pattern *p, struct matcher *m, struct slice text,
         if (!find(p, m, text, s))
             return false;
         if (s->begin == s->end && s->any && s->end == s->last_end) {
-            s->from += s->from < text.len ? char_len((unsigned char)text.data[s->from]) : 1;
+            s->from += s->from < text.len ? utf8_length((unsigned char)text.data[s->from]) : 1;
             continue;
         }
         s->from = s->last_end = s->end;

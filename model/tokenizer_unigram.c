@@ -28,11 +28,11 @@ static bool forward(const struct tokenizer *t, struct slice text, struct unigram
     for (size_t i = 1; i <= text.len; i++)
         w[i].begin = SIZE_MAX;
     for (size_t at = 0; at < text.len;) {
-        size_t first = char_len((unsigned char)text.data[at]);
+        size_t first = utf8_length((unsigned char)text.data[at]);
         bool single = false;
         uint32_t hash = HASH_BEGIN, id;
         for (size_t end = at; end < text.len;) {
-            size_t n = char_len((unsigned char)text.data[end]);
+            size_t n = utf8_length((unsigned char)text.data[end]);
             hash = id_map_hash(hash, text.data + end, n);
             end += n;
             if (!id_map_find_hashed(&t->prefixes, (struct slice){text.data + at, end - at}, hash, &id))

@@ -42,7 +42,7 @@ static void announce(struct worker *w, struct leg *leg, uint32_t first, uint32_t
     free(pages);
 }
 
-/* Finishes the lease with the first token, or cancels it if that token ended the answer: nobody will decode. */
+/* Finishes the lease with the first token. Cancels it if that token ended the answer: nobody will decode. */
 static void hand_over(struct worker *w, struct leg *leg)
 {
     uint8_t tail[FIRST_TOKEN_MAX_BYTES];

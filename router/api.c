@@ -13,6 +13,17 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
+/* Logs a Generate that ends before it is a request, under its client's id; other methods have none. */
+static void log_refused(const struct router *r, const ProtobufCMessage *message, enum rpc_code code, const char *text)
+{
+    char req[LOG_WORD_BYTES];
+    if (message->descriptor != &tandem__v1__generate_request__descriptor)
+        return;
+    const Tandem__V1__GenerateRequest *m = (const Tandem__V1__GenerateRequest *)message;
+    log_debug(&r->log, "request refused req=%s code=%s text='%s'", log_word(m->request_id.data, m->request_id.len, req),
+              rpc_code_name(code), text);
+}
+
 static void refuse(struct router *r, struct rpc_call *call, enum td_status s, const struct td_error *e)
 {
     metrics_inc(r->counters, ROUTER_INVALID, 1);
@@ -45,10 +56,11 @@ static void tell_owner(struct router *r, struct note *note, struct rpc_call *cal
     atomic_fetch_sub(&r->n_notes, 1);
     atomic_fetch_sub(&r->note_bytes, note->bytes);
     metrics_inc(r->counters, ROUTER_NOTES_REFUSED, 1);
-    rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait to be looked at",
-                    1 + (uint32_t)(n * atomic_load(&r->note_ns) / NS_PER_MS));
+    uint32_t retry_after_ms = 1 + (uint32_t)(n * atomic_load(&r->note_ns) / NS_PER_MS);
     if (note->request)
-        request_free(note->request);
+        request_refuse(note->request, "too many calls wait to be looked at", retry_after_ms);
+    else
+        rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too many calls wait to be looked at", retry_after_ms);
     rpc_call_unref(note->call);
     if (note->params)
         params_free(note->params);
@@ -103,6 +115,7 @@ static void text_later(struct rpc_call *call, const ProtobufCMessage *message, t
         return;
     atomic_fetch_sub(&r->n_texts, 1);
     metrics_inc(r->counters, ROUTER_TEXTS_REFUSED, 1);
+    log_refused(r, t->message, RPC_RESOURCE_EXHAUSTED, "too many texts wait to be tokenized");
     rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, "too many texts wait to be tokenized", retry_after_ms);
     protobuf_c_message_free_unpacked(t->message, NULL);
     rpc_call_unref(t->call);
@@ -118,6 +131,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     struct params p;
     enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, at->remaining_ms, &p, &e);
     if (s) {
+        log_refused(r, base, rpc_code_of_status(s), e.text);
         refuse(r, call, s, &e);
         return;
     }
@@ -141,14 +155,17 @@ static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
     if (atomic_load(&r->stopping)) {
+        log_refused(r, base, RPC_UNAVAILABLE, "router is draining");
         rpc_call_finish(call, RPC_UNAVAILABLE, "router is draining", 1000);
         return;
     }
     enum td_status s = params_fits(r, (const Tandem__V1__GenerateRequest *)base, &e);
-    if (s)
+    if (s) {
+        log_refused(r, base, rpc_code_of_status(s), e.text);
         refuse(r, call, s, &e);
-    else
+    } else {
         text_later(call, base, generate);
+    }
 }
 
 static void on_generate_end(struct rpc_call *call, enum rpc_code code, const char *text)

@@ -7,8 +7,8 @@
  * that (replan.c). Heartbeats also list the legs that a worker has; a leg that was received and is not listed
  * was forgotten.
  *
- * Room on a worker is given back at once when a leg ends (dispatch_decoded(), dispatch_prompt_computed()), so the scheduler
- * never counts work that is over. None of these functions frees the request.
+ * Room on a worker is given back at once when a leg ends (dispatch_decoded(), dispatch_prompt_computed()), so
+ * the scheduler never counts work that is over. None of these functions frees the request.
  */
 #include <string.h>
 

@@ -118,8 +118,8 @@ static void connect_peer(struct peer *p)
 }
 
 /*
- * Gives the place to the process at `address`. Notes of the former process have an older epoch. If the address
- * is the former one, so may the process be, and its drain goes on.
+ * Gives the place to the process at `address`. Notes of the former process have an older epoch. If the
+ * address is the former one, so may the process be, and its drain goes on.
  */
 static enum td_status take_place(struct peer *p, const char *address, struct td_error *e)
 {
@@ -196,9 +196,9 @@ static void forget(struct peer *p)
 
 /*
  * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream
- * is over, as far as we know; one that is only silent may still be there. If the same process says hello again,
- * it drains again (on_hello()): the message may have been lost with the stream. Order: the state and the breaker
- * change first, then requests are re-planned (forget()), so that no new plan uses this peer.
+ * is over, as far as we know; one that is only silent may still be there. If the same process says hello
+ * again, it drains again (on_hello()): the message may have been lost with the stream. Order: the state and
+ * the breaker change first, then requests are re-planned (forget()), so that no new plan uses this peer.
  */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_over)
 {

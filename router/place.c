@@ -228,11 +228,11 @@ void place_queued(struct router *r)
     uint64_t now = clock_now(&r->clock);
     if (!r->n_queued)
         return;
-    if (router_patience(r) >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !can_serve(r)) {
+    if (router_patience(r) >= r->able_ns + (uint64_t)r->options.gone_ms * NS_PER_MS && !router_can_serve(r)) {
         give_up(r);
         return;
     }
-    if (!r->ready || !r->known || !can_serve(r))
+    if (!r->ready || !r->known || !router_can_serve(r))
         return;
     struct request *q, *next;
     TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {

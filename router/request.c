@@ -96,6 +96,15 @@ void request_free(struct request *q)
     free(q);
 }
 
+void request_refuse(struct request *q, const char *text, uint32_t retry_after_ms)
+{
+    char req[LOG_WORD_BYTES];
+    log_debug(&q->router->log, "request refused req=%s code=%s text='%s'", request_log_id(q, req),
+              rpc_code_name(RPC_RESOURCE_EXHAUSTED), text);
+    rpc_call_finish(q->call, RPC_RESOURCE_EXHAUSTED, text, retry_after_ms);
+    request_free(q);
+}
+
 /* Number of its leading blocks in segments that are asked for often; counts this request, too. */
 static uint32_t count_hot(struct request *q)
 {
@@ -234,7 +243,9 @@ void request_token(struct request *q, struct peer *from, const Tandem__Worker__V
     if ((from != q->placed_prefill && from != q->placed_decode) || t->position < next)
         return; /* from a worker outside this placement, or the second copy of the first token */
     if (t->token >= q->router->config.vocab_size || t->position > next) {
-        log_error(&q->router->log, "worker sent a token outside the vocabulary, or left one out peer=%s", from->name);
+        char req[LOG_WORD_BYTES];
+        log_error(&q->router->log, "worker sent a token outside the vocabulary, or left one out req=%s peer=%s",
+                  request_log_id(q, req), from->name);
         replan_blame(q, from);
         replan_request(q, REPLAN_FAILED, "a worker sent a token outside the vocabulary, or left one out");
         return;

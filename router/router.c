@@ -125,13 +125,12 @@ void router_enqueue(struct router *r, struct request *q)
 static void on_request(struct router *r, struct request *q)
 {
     /* Otherwise the scheduler decides whether there is room. */
-    bool waits = !r->ready || !r->known || !can_serve(r);
+    bool waits = !r->ready || !r->known || !router_can_serve(r);
     bool full = r->queued_tokens + q->p.n_ids > (uint64_t)r->options.queue_tokens ||
                 r->n_queued >= (uint64_t)r->options.queue_requests;
     if (waits && full) {
         metrics_inc(r->counters, ROUTER_REFUSED, 1);
-        rpc_call_finish(q->call, RPC_RESOURCE_EXHAUSTED, "the queue is full", 1000);
-        request_free(q);
+        request_refuse(q, "the queue is full", 1000);
         return;
     }
     choices_open(q);
@@ -230,7 +229,7 @@ static void take_mail(struct router *r)
         atomic_store(&r->note_ns, (7 * atomic_load(&r->note_ns) + (clock_now(&r->clock) - began) / n) / 8);
 }
 
-bool can_serve(const struct router *r)
+bool router_can_serve(const struct router *r)
 {
     enum plan_force force = place_forced(r);
     bool needs_prefill = force == FORCE_SPLIT || force == FORCE_KEPT;
@@ -284,7 +283,7 @@ static void look_at_workers(struct router *r, uint64_t now, uint64_t patience)
         log_info(&r->log, "requests are placed from now on index_blocks=%llu",
                  (unsigned long long)index_blocks(r->index));
     }
-    if (can_serve(r))
+    if (router_can_serve(r))
         r->able_ns = patience;
     rpc_server_set_serving(r->rpc, r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping));
 }

@@ -378,7 +378,7 @@ struct router {
     bool ready;
     uint64_t next_unread_ns; /* when to look next for clients that do not read */
     uint64_t away_ns;        /* absence.away_ns at the latest such look */
-    /* When the router started; when can_serve() was last true. By router_patience(). */
+    /* When the router started; when router_can_serve() was last true. By router_patience(). */
     uint64_t opened_ns, able_ns;
     struct retry_budget budget;
     struct metrics_set *replans[REPLAN_REASONS];
@@ -431,6 +431,8 @@ void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer,
 /* request.c: one request. All of these may free q, except request_place(), request_unplace() and
  * request_log_id(). */
 void request_free(struct request *q); /* only if it is on no list */
+/* Ends a request that is on no list yet with RESOURCE_EXHAUSTED, and frees it. Any thread. */
+void request_refuse(struct request *q, const char *text, uint32_t retry_after_ms);
 /* Writes the request's id as one word for log lines. Returns out. Any thread. */
 const char *request_log_id(const struct request *q, char out[LOG_WORD_BYTES]);
 void request_place(struct request *q, const struct plan *plan);
@@ -551,7 +553,7 @@ static inline uint64_t router_patience(struct router *r)
     return absence_now(&r->absence, 0);
 }
 
-bool can_serve(const struct router *r); /* the workers that are there allow a plan */
+bool router_can_serve(const struct router *r); /* the workers that are there allow a plan */
 struct note *note_new(enum note_kind kind);
 /* The placed request with this transfer id; NULL: none, as for ids of earlier placements. */
 struct request *router_find(struct router *r, const Tandem__Worker__V1__TransferId *id);

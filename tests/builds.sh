@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles, without tests and with warnings as errors, what the suite's own build (gcc, debugoptimized, everything) does not show:
-# gcc release without the GPU backend, clang debug, and the libraries alone (-Dcluster=false). Checks clang-format, too.
-# Exit status 0: all is well.
+# Compiles, without tests and with warnings as errors, what the suite's own build (gcc, debugoptimized,
+# everything) does not show: gcc release without the GPU backend, clang debug, and the libraries alone
+# (-Dcluster=false). Checks clang-format, too. Exit status 0: all is well.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 top="${TANDEM_BUILD:-build}-variants"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Lines covered by the tests, by folder: builds with -Db_coverage=true, runs the suites, asks gcov.
-#   coverage.sh [SUITE...]     default: all suites; a process that is killed writes no counts, so restarts count less than they run
+#   coverage.sh [SUITE...]     default: all suites; a process that is killed writes no counts, so restarts
+#                              count less than they run
 # kernels/cuda and generated files are left out. Exit status 1: a folder is below 80 %.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +27,8 @@ for note in notes:
     for text in filter(None, out.splitlines()):
         for f in json.loads(text)["files"]:
             name = os.path.relpath(os.path.normpath(os.path.join(build, f["file"])), root)
-            if name.startswith(("..", "tests/", "kernels/cuda/", os.path.relpath(build, root))) or os.path.isabs(f["file"]):
+            outside = ("..", "tests/", "kernels/cuda/", os.path.relpath(build, root))
+            if name.startswith(outside) or os.path.isabs(f["file"]):
                 continue
             for line in f["lines"]:
                 lines[name].add(line["line_number"])

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # The suites and benches of a CUDA device, on a machine that has one; without, they are skipped by name.
 # Last line: "N passed, N failed, N skipped".
-#   gpu.sh                 builds with the CUDA backend, runs the kernels' suites and the engine's on the device, the kernels' under
-#                          compute-sanitizer, too, where it is there and knows the device
-#   gpu.sh --bench         and the benches: kernels, and the engine with the shape of a Llama of 8 billion parameters
+#   gpu.sh                 builds with the CUDA backend, runs the kernels' suites and the engine's on the
+#                          device, the kernels' under compute-sanitizer, too, where it is there and knows the
+#                          device
+#   gpu.sh --bench         and the benches: kernels, and the engine with the shape of a Llama of 8 billion
+#                          parameters
 #   gpu.sh --cluster       and the cluster suites that serve a model, with --device cuda
-#   gpu.sh --pack FILE     builds, packs the programs and the libraries that they need (a .tar.gz), and does nothing more
-#   gpu.sh --packed FILE   runs what was packed: for a machine that has CUDA and this tree, and installs nothing
+#   gpu.sh --pack FILE     builds, packs the programs and the libraries that they need (a .tar.gz), and does
+#                          nothing more
+#   gpu.sh --packed FILE   runs what was packed: for a machine that has CUDA and this tree, and installs
+#                          nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +30,11 @@ build="${TANDEM_BUILD:-build-gpu}"
 if [ -z "$packed" ]; then
   bash deploy/install-deps.sh --test
   [ -d "$build" ] || meson setup "$build" -Dgpu=enabled -Dtests=enabled -Dwerror=true --buildtype=release >/dev/null
-  ninja -C "$build" >"$build/build.log" 2>&1 || { tail -40 "$build/build.log"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+  ninja -C "$build" >"$build/build.log" 2>&1 || {
+    tail -40 "$build/build.log"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+  }
 else
   build="$(mktemp -d)"
   trap 'rm -rf "$build"' EXIT
@@ -83,7 +91,8 @@ for t in "${unit[@]}"; do suite "$(basename "$t")" "$t"; done
 present=$((skipped == 0))
 for golden in deploy/demo-model/tandem-demo tests/model/golden/*/; do
   TANDEM_GOLDEN="$golden" suite "engine $(basename "$golden")" "$build/tests/engine/test_engine"
-  TANDEM_RANKS=2x2 TANDEM_GOLDEN="$golden" suite "engine on 2x2 ranks $(basename "$golden")" "$build/tests/engine/test_engine"
+  TANDEM_RANKS=2x2 TANDEM_GOLDEN="$golden" suite "engine on 2x2 ranks $(basename "$golden")" \
+    "$build/tests/engine/test_engine"
   TANDEM_GOLDEN="$golden" suite "ranks $(basename "$golden")" "$build/tests/engine/test_ranks"
 done
 for t in lora weights; do suite "engine with $t" "$build/tests/engine/test_$t"; done

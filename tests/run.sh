@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
 #   run.sh                 everything that fits into a quarter of an hour
-#   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual time), replan (1,000
-#                          lost workers), pools (100 workers come and go), chaos (10,000 faults under load), store (damage and kill -9 of the store, disks that others fill),
-#                          transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random requests, losses and
-#                          reports: 5 minutes of one core), pauses (routers and machines that stand still for 10 s), memory,
-#                          predicted (errors of predicted TTFT on the CPU engine and the time of a refusal, at the promised bounds),
-#                          routers (several of them and clients that come back, simulated and live, at the promised bounds),
-#                          pack (start times with packed weights, a builder of them that stands still),
-#                          overlap (what of a transfer is exposed, by length of the prompt),
-#                          fairness (floods of 10 minutes each by two and three tenants, simulated and live),
-#                          reproductions (all tables of docs/reproductions.md, half an hour of one core), sweep (goodput against load on
-#                          all beds, deploy/reproduce/goodput.py: half a day on two cores),
-#                          fuzz (10^7 runs a parser), all
+#   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual
+#                          time), replan (1,000 lost workers), pools (100 workers come and go), chaos (10,000
+#                          faults under load), store (damage and kill -9 of the store, disks that others
+#                          fill), transfer (32 + 32 peers), soak (an hour), scheduler (10^6 passes over random
+#                          requests, losses and reports: 5 minutes of one core), pauses (routers and machines
+#                          that stand still for 10 s), memory, predicted (errors of predicted TTFT on the CPU
+#                          engine and the time of a refusal, at the promised bounds), routers (several of them
+#                          and clients that come back, simulated and live, at the promised bounds), pack
+#                          (start times with packed weights, a builder of them that stands still), overlap
+#                          (what of a transfer is exposed, by length of the prompt), fairness (floods of 10
+#                          minutes each by two and three tenants, simulated and live), reproductions (all
+#                          tables of docs/reproductions.md, half an hour of one core), sweep (goodput against
+#                          load on all beds, deploy/reproduce/goodput.py: half a day on two cores), fuzz (10^7
+#                          runs a parser), all
 #   run.sh --routers N     with --long replan, pools, chaos or faults: the load goes through N routers
-#   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under ThreadSanitizer
+#   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under
+#                                 ThreadSanitizer
 #   run.sh --suite NAME    only that suite
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -83,7 +86,8 @@ for line in open(sys.argv[1], encoding="utf-8"):
         skipped += not tap
     else:
         failed += not bad
-        print(f"FAILED {t['name']} ({t['result']})\n{(t.get('stdout') or '')[-3000:]}\n{(t.get('stderr') or '')[-3000:]}")
+        print(f"FAILED {t['name']} ({t['result']})\n{(t.get('stdout') or '')[-3000:]}\n"
+              f"{(t.get('stderr') or '')[-3000:]}")
 if int(sys.argv[2]) and not failed:
     failed = 1
 print(f"{passed} passed, {failed} failed, {skipped} skipped")

@@ -28,8 +28,8 @@ void event_queue_add(struct event_queue *q, const struct block_event *event);
 void event_queue_flush(struct event_queue *q, struct link_server *links);
 
 /*
- * Flushes, because the snapshot will contain the noted events, and begins a snapshot: CLEARED with that tier, and
- * what is added until event_queue_end_snapshot(), which sends it to `to`.
+ * Flushes, because the snapshot will contain the noted events, and begins a snapshot: CLEARED with that tier,
+ * and what is added until event_queue_end_snapshot(), which sends it to `to`.
  */
 void event_queue_begin_snapshot(struct event_queue *q, struct link_server *links, enum block_tier tier);
 void event_queue_end_snapshot(struct event_queue *q, struct link *to);

@@ -17,5 +17,5 @@ enum {
 
 /* Returns how many bytes it wrote. */
 uint32_t first_token_encode(const struct sampled *token, uint8_t out[FIRST_TOKEN_MAX_BYTES]);
-/* TD_ERR_PROTOCOL if the bytes are not a first token; whether the ids are in the vocabulary is not checked. */
+/* TD_ERR_PROTOCOL if the bytes are not a first token. Whether ids are in the vocabulary is not checked. */
 enum td_status first_token_decode(const void *data, size_t len_bytes, struct sampled *out);

@@ -38,7 +38,7 @@ struct leg_kind {
     void (*begin)(struct worker *w, struct leg *leg);
     /* The sequence has its pages, the first n_matched of which need no computing. */
     void (*admitted)(struct worker *w, struct leg *leg, uint32_t n_matched);
-    /* Inside engine_step(): pages [first, first + n) are complete in layers [begin, end). NULL: nothing to do. */
+    /* Inside engine_step(): pages [first, first + n) are complete in layers [begin, end). NULL: ignored. */
     void (*pages_ready)(struct worker *w, struct leg *leg, uint32_t first, uint32_t n, uint16_t begin, uint16_t end);
     /* The sequence has ended well; the LegEnd comes after this. NULL: nothing to do. */
     void (*finish)(struct worker *w, struct leg *leg);

@@ -33,7 +33,7 @@ static void on_lease_end(void *user, struct xfer_id id, enum td_status status, b
 {
     (void)id;
     struct worker_lease *l = user;
-    struct worker_work *work = work_new(WORK_LEASE_END);
+    struct worker_work *work = worker_work_new(WORK_LEASE_END);
     work->lease = l;
     work->status = status;
     work->in_doubt = in_doubt;
@@ -87,7 +87,7 @@ static void on_pull_end(void *user, struct xfer_id id, const struct xfer_pull_re
 {
     (void)id;
     struct worker_pull *p = user;
-    struct worker_work *work = work_new(WORK_PULL_END);
+    struct worker_work *work = worker_work_new(WORK_PULL_END);
     work->pull = p;
     work->status = result->status;
     work->result = *result;
@@ -146,7 +146,7 @@ void transfers_on_message(void *user, struct xfer_peer *peer, uint16_t kind, con
     struct worker *w = user;
     if (kind != STORE_WANT && kind != STORE_LOOKUP)
         return;
-    struct worker_work *work = work_new(kind == STORE_WANT ? WORK_WANT : WORK_LOOKUP);
+    struct worker_work *work = worker_work_new(kind == STORE_WANT ? WORK_WANT : WORK_LOOKUP);
     work->sender = xfer_peer_incarnation(peer);
     bytes_append(&work->data, data, len_bytes);
     mailbox_push(&w->mailbox, &work->mail);

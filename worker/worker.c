@@ -97,7 +97,7 @@ const struct option WORKER_OPTIONS[] = {
 
 static const struct metric_info METRIC_INFO[] = {METRICS_TABLE(WORKER_METRICS)};
 
-struct worker_work *work_new(enum worker_work_kind kind)
+struct worker_work *worker_work_new(enum worker_work_kind kind)
 {
     struct worker_work *work = mem_zalloc(sizeof(*work));
     work->kind = kind;
@@ -141,7 +141,7 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
 static void deliver(void *user, struct link_mail *mail)
 {
     struct worker *w = user;
-    struct worker_work *work = work_new(WORK_LINK);
+    struct worker_work *work = worker_work_new(WORK_LINK);
     work->link = mail;
     mailbox_push(&w->mailbox, &work->mail);
 }
@@ -527,7 +527,7 @@ void worker_stop(struct worker *w)
 {
     if (atomic_exchange(&w->stopping, true))
         atomic_store(&w->forced, true);
-    mailbox_push(&w->mailbox, &work_new(WORK_STOP)->mail);
+    mailbox_push(&w->mailbox, &worker_work_new(WORK_STOP)->mail);
 }
 
 /* ------------------------------------------------------------ open, close */

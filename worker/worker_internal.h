@@ -182,7 +182,7 @@ struct worker_work {
     uint64_t sender;   /* WORK_WANT, WORK_LOOKUP: incarnation of the process that sent the message */
 };
 
-struct worker_work *work_new(enum worker_work_kind kind);
+struct worker_work *worker_work_new(enum worker_work_kind kind);
 struct xfer_id worker_new_id(struct worker *w);
 /* Adds a page and takes a transfer hold on it. Somebody else must hold the page already (kvpool.h). */
 void held_add(struct worker *w, struct held_pages *h, struct page_ref page);

@@ -1,5 +1,5 @@
-# What the scripts beside this one share. TANDEM: the binary; TRACE, AZURE: the two public traces. A script prints a table as
-# docs/reproductions.md has it, column for column; tables.py compares the two.
+# What the scripts beside this one share. TANDEM: the binary; TRACE, AZURE: the two public traces. A script
+# prints a table as docs/reproductions.md has it, column for column; tables.py compares the two.
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 TANDEM=${TANDEM:-$ROOT/build/cli/tandem}
 TRACE=${TRACE:-$ROOT/../shared/traces/mooncake_conversation.jsonl}
@@ -22,13 +22,20 @@ def at(path):
 print(*(f"{at(p):.6g}" for p in sys.argv[1:]))' "$@"
 }
 # Milliseconds that workers were busy for each answer.
-busy() { python3 -c 'import json, sys; r = json.load(sys.stdin); print("%.6g" % (sum(w["busy_ms"] for w in r["workers"]) / r["answered"]))'; }
+busy() {
+  python3 -c '
+import json, sys
+r = json.load(sys.stdin)
+print("%.6g" % (sum(w["busy_ms"] for w in r["workers"]) / r["answered"]))'
+}
 # The mean of the numbers on standard input.
 mean() { python3 -c 'import sys; v = [float(x) for x in sys.stdin.read().split()]; print("%.6g" % (sum(v) / len(v)))'; }
 ratio() { python3 -c "print('%.3f' % ($1 / $2))"; }
 seconds() { python3 -c "print('%.3f s' % ($1 / 1000))"; } # of milliseconds
 # Share of requests within both limits.
-met() { sim "$@" --json | python3 -c 'import json, sys; print("%.1f %%" % (100 * json.load(sys.stdin)["attainment"]))'; }
+met() {
+  sim "$@" --json | python3 -c 'import json, sys; print("%.1f %%" % (100 * json.load(sys.stdin)["attainment"]))'
+}
 # columns NAME ...: the head of a table; names that end in : are of figures.
 columns() {
   local c head='' rule=''
@@ -43,7 +50,8 @@ cells() { # a row
   echo '|'
 }
 
-# Mooncake's testbed: LLaMA3-70B on eight A800, by its equation 1 at a share of the peak of 8 x 312 TFLOP/s; 100 Gb/s between nodes.
+# Mooncake's testbed: LLaMA3-70B on eight A800, by its equation 1 at a share of the peak of 8 x 312 TFLOP/s;
+# 100 Gb/s between nodes.
 mooncake_node() {
   python3 -c "
 mfu = $1; peak = 8 * 312e12 * mfu

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What each constant of sched/ is worth: goodput with half and with double of it (docs/scheduling.md, "Every constant").
+"""What each constant of sched/ is worth: goodput with half and with double of it (docs/scheduling.md, "Every
+constant").
 
     constants.py [--requests 1500] [NAME ...]
 
-For each NAME (default: all that the document's table has, and a file of sched/ defines as one number) the scheduler is built anew with the
-constant halved, then doubled, linked with the objects of build/, and run on the beds and rates of BEDS below (as in goodput.py, lengths not
-known, two seeds). Prints the change of the sum of goodput in per cent, the change of the worst bed at one rate if that is 3 % or more, and
-the least share of the admitted that met their limits. Other seeds alone change the sum by up to half a per cent.
+For each NAME (default: all that the document's table has, and a file of sched/ defines as one number) the
+scheduler is built anew with the constant halved, then doubled, linked with the objects of build/, and run on
+the beds and rates of BEDS below (as in goodput.py, lengths not known, two seeds). Prints the change of the
+sum of goodput in per cent, the change of the worst bed at one rate if that is 3 % or more, and the least
+share of the admitted that met their limits. Other seeds alone change the sum by up to half a per cent.
 
-Twenty seconds for each of the two on one core. TANDEM is not used: the binary is build/cli/tandem with another libsched.
+Twenty seconds for each of the two on one core. TANDEM is not used: the binary is build/cli/tandem with
+another libsched.
 """
 import argparse, concurrent.futures, json, os, re, shlex, subprocess, sys, tempfile
 
@@ -48,8 +51,10 @@ def scaled(number, factor):
 
 def commands():
     with open(os.path.join(BUILD, "compile_commands.json"), encoding="utf-8") as f:
-        compiles = [c for c in json.load(f) if "/libsched.a.p/" in c["command"] or "libsched.a.p/" in c.get("output", "")]
-    link = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "cli/tandem"], stdout=subprocess.PIPE, text=True, check=True)
+        compiles = [c for c in json.load(f) if "/libsched.a.p/" in c["command"]
+                    or "libsched.a.p/" in c.get("output", "")]
+    link = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "cli/tandem"], stdout=subprocess.PIPE, text=True,
+                          check=True)
     return compiles, [line for line in link.stdout.splitlines() if " -o cli/tandem " in line][-1]
 
 
@@ -75,14 +80,16 @@ def build(directory, change):
         args[args.index("-o") + 1] = out
         args[args.index("-c") + 1] = source
         at = args.index("-c")
-        subprocess.run(args[:1] + ["-I" + tree] + args[1:at] + args[at:], cwd=BUILD, check=True, stderr=subprocess.DEVNULL)
+        subprocess.run(args[:1] + ["-I" + tree] + args[1:at] + args[at:], cwd=BUILD, check=True,
+                       stderr=subprocess.DEVNULL)
         return out
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, compiles))
     archive, binary = os.path.join(directory, "libsched.a"), os.path.join(directory, "tandem")
     subprocess.run(["rm", "-f", archive], check=True)
     subprocess.run(["ar", "rcs", archive, *objects], check=True)
-    subprocess.run(link.replace("sched/libsched.a", archive).replace("-o cli/tandem ", f"-o {binary} "), shell=True, cwd=BUILD, check=True)
+    subprocess.run(link.replace("sched/libsched.a", archive).replace("-o cli/tandem ", f"-o {binary} "), shell=True,
+                   cwd=BUILD, check=True)
     return binary
 
 
@@ -91,7 +98,8 @@ def measure(runner, binary):
     goodput.TANDEM, all_beds = binary, goodput.beds()
     tasks = {(name, rate): runner.pool.submit(runner.simulate, all_beds[name], "tandem", "unknown", rate, 2)
              for name, rates in BEDS.items() for rate in rates}
-    return {key: (point["goodput"], point["admitted"]) for key, point in ((k, goodput.summary(t.result())) for k, t in tasks.items())}
+    return {key: (point["goodput"], point["admitted"])
+            for key, point in ((k, goodput.summary(t.result())) for k, t in tasks.items())}
 
 
 def compare(now, base):
@@ -120,7 +128,8 @@ def main():
         for name in {b.trace for n, b in goodput.beds().items() if n in BEDS}:
             runner.trace(name)
         base = measure(runner, build(directory, None))
-        print(f"as it is: {sum(g for g, _ in base.values()):.2f}/s in all, {100 * min(a for _, a in base.values()):.1f} % of the admitted",
+        print(f"as it is: {sum(g for g, _ in base.values()):.2f}/s in all, "
+              f"{100 * min(a for _, a in base.values()):.1f} % of the admitted",
               flush=True)
         print(f"{'constant':22}{'value':>10}  {'half':24}{'double':24}{'least of the admitted':>22}", flush=True)
         for name in names:

@@ -1,15 +1,18 @@
 #!/bin/bash
-# tandem's side of the tables beside Dynamo 1.1.1's offline replay with its polynomial engine: a step takes 16.5 ms + 15.18 us a prompt token
-# + 0.421 ns of their square, whatever stands before them, and, if sequences decode, 5.74 ms + 54.01 ms p - 25.74 ms p^2 more, where p is
-# the share of the pool in use. 16,384 blocks of 64 tokens a worker, 8 workers, arrivals at 1, 2 and 4 times the trace's rate.
-# Dynamo's command is in docs/reproductions.md.
+# tandem's side of the tables beside Dynamo 1.1.1's offline replay with its polynomial engine: a step takes
+# 16.5 ms + 15.18 us a prompt token + 0.421 ns of their square, whatever stands before them, and, if sequences
+# decode, 5.74 ms + 54.01 ms p - 25.74 ms p^2 more, where p is the share of the pool in use. 16,384 blocks of
+# 64 tokens a worker, 8 workers, arrivals at 1, 2 and 4 times the trace's rate. Dynamo's command is in
+# docs/reproductions.md.
 . "$(dirname "$0")/common.sh"
 BED="--page-tokens 64 --pages 16384 --kv-bytes 131072 --chunk-tokens 8192 --max-rows 8192 --max-batch 256"
 SAME="--profile 16501.42,15.18344,0:5740,0.0515079,0:0.0004209989,-2.34103e-8,1"
-# Under limits: without squares and with what steps with both share; a chunk of 8,192 takes as long, shorter ones up to a tenth longer.
+# Under limits: without squares and with what steps with both share; a chunk of 8,192 takes as long, shorter
+# ones up to a tenth longer.
 MODEL="--profile 16501.42,18.632,0:5740,0.05151,0"
 
-# Share of prompt tokens that one LRU pool of so many blocks of 512 tokens finds, in the order of the requests; their last token is computed.
+# Share of prompt tokens that one LRU pool of so many blocks of 512 tokens finds, in the order of the
+# requests; their last token is computed.
 lru() {
   python3 - "$TRACE" "$1" <<'P'
 import collections, json, sys
@@ -29,7 +32,8 @@ P
 ALL=$(lru 16384)
 echo "one LRU pool of the blocks of 8 workers finds $ALL of the prompt tokens, of 4 workers $(lru 8192)"
 
-printf '\nwithout limits; reuse of all prompt tokens\n%-22s %6s %6s %32s %24s\n' '' reuse 'of LRU' 'TTFT mean/p50/p90/p99' 'TPOT p50/p90/p99'
+printf '\nwithout limits; reuse of all prompt tokens\n%-22s %6s %6s %32s %24s\n' \
+  '' reuse 'of LRU' 'TTFT mean/p50/p90/p99' 'TPOT p50/p90/p99'
 row() {
   name=$1
   shift
@@ -55,7 +59,8 @@ limited() {
 for limits in 1:600:20 2:600:20 4:600:20 1:1711:9.29 2:1790:12.94 4:1929:27.88; do
   IFS=: read -r x ttft tpot <<<"$limits"
   for policy in tandem mooncake; do
-    limited "x$x, $ttft and $tpot ms, $policy" --prefill 4 --decode 4 --rate $x --ttft-ms $ttft --tpot-ms $tpot --policy $policy
+    limited "x$x, $ttft and $tpot ms, $policy" --prefill 4 --decode 4 --rate $x --ttft-ms $ttft \
+      --tpot-ms $tpot --policy $policy
   done
   limited "x$x, tandem, split plans" --prefill 4 --decode 4 --rate $x --ttft-ms $ttft --tpot-ms $tpot --plan split
   limited "x$x, tandem, 8 aggregated" --prefill 0 --decode 8 --rate $x --ttft-ms $ttft --tpot-ms $tpot

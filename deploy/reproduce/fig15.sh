@@ -1,12 +1,14 @@
 #!/bin/bash
-# Mooncake Fig. 15's shape: share of requests within TTFT 10 s and TBT 100 ms by the split of 16 nodes. The paper's trace is not public:
-# one is made with its mean lengths (15,300 and 149 tokens). SYNTH, RATE: other requests.
+# Mooncake Fig. 15's shape: share of requests within TTFT 10 s and TBT 100 ms by the split of 16 nodes. The
+# paper's trace is not public: one is made with its mean lengths (15,300 and 149 tokens). SYNTH, RATE: other
+# requests.
 . "$(dirname "$0")/common.sh"
 t=$(mktemp -d)
 trap 'rm -rf "$t"' EXIT
 SYNTH=${SYNTH:---requests 3000 --prompt 11975 --prompt-sigma 0.7 --output-tokens 117 --arrivals poisson}
 "$TANDEM" trace synth --output "$t/trace.jsonl" $SYNTH >/dev/null || exit 1
-BED="--profile $(mooncake_node 0.6) --kv-bytes 327680 --pool-bytes 418G --port-gb-s 100 --ttft-ms 10000 --tpot-ms 100 --rate ${RATE:-7}"
+BED="--profile $(mooncake_node 0.6) --kv-bytes 327680 --pool-bytes 418G --port-gb-s 100 --ttft-ms 10000
+     --tpot-ms 100 --rate ${RATE:-7}"
 row() {
   name=$1
   shift

@@ -1,7 +1,9 @@
 #!/bin/bash
-# Mooncake Fig. 8: mean time that a prefill takes, without cache and with one that keeps all, at MFU 0.60. Workers' time for each request.
+# Mooncake Fig. 8: mean time that a prefill takes, without cache and with one that keeps all, at MFU 0.60.
+# Workers' time for each request.
 . "$(dirname "$0")/common.sh"
-BED="--prefill 1 --decode 1 --max-tokens 1 --plan split --policy least-loaded --profile $(mooncake_node 0.6) --kv-bytes 327680 --page-tokens 512"
+BED="--prefill 1 --decode 1 --max-tokens 1 --plan split --policy least-loaded --profile $(mooncake_node 0.6)
+     --kv-bytes 327680 --page-tokens 512"
 t=$(mktemp -d)
 trap 'rm -rf "$t"' EXIT
 "$TANDEM" trace convert "$TRACE" --format azure --output "$t/no-blocks.csv"

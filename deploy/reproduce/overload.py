@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""A live cluster at twice what it bears: what it still gets done, whom it refuses, how fast, and whether who comes back is taken.
+"""A live cluster at twice what it bears: what it still gets done, whom it refuses, how fast, and whether who
+comes back is taken.
 
-    overload.py [--build DIR] [--trace FILE] [--prefill 8] [--decode 8] [--rounds 3] [--requests 4000] [--rate X] [--times 2]
-                [--against least-loaded] [--retry-share 0.1] [--slow 3] [--json]
+    overload.py [--build DIR] [--trace FILE] [--prefill 8] [--decode 8] [--rounds 3] [--requests 4000]
+                [--rate X] [--times 2] [--against least-loaded] [--retry-share 0.1] [--slow 3] [--json]
 
-Real processes with simulated compute: the steps of one H200 with an 8B model and 10 % log-normal noise; the router's cost model begins
-twice as high. The trace is Mooncake's conversation trace with prompts of an eighth and tokens of KV that take eight times as long, so
-that a request takes as long as there; all of it, limits too, takes --slow times as long, so that two cores bear seventeen processes.
+Real processes with simulated compute: the steps of one H200 with an 8B model and 10 % log-normal noise; the
+router's cost model begins twice as high. The trace is Mooncake's conversation trace with prompts of an eighth
+and tokens of KV that take eight times as long, so that a request takes as long as there; all of it, limits
+too, takes --slow times as long, so that two cores bear seventeen processes.
 
-First the highest rate at which 90 % of the requests meet TTFT 1 s and TPOT 30 ms of those that do so in an idle cluster (some prompts
-are too long for it), by bisection of tandem simulate with the same cluster (--rate: it is known); then --times that rate, live,
-tandem and the other policy in turns.
+First the highest rate at which 90 % of the requests meet TTFT 1 s and TPOT 30 ms of those that do so in an
+idle cluster (some prompts are too long for it), by bisection of tandem simulate with the same cluster
+(--rate: it is known); then --times that rate, live, tandem and the other policy in turns.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
@@ -56,9 +58,10 @@ def tandem(*args):
 
 
 def simulated(trace, rate):
-    return json.loads(tandem("simulate", trace, "--prefill", str(ARGS.prefill), "--decode", str(ARGS.decode), "--profile",
-                             times(PREFILL, 1) + ":" + times(DECODE, 1), "--profile-error", "2", "--noise", "0.1", *SHAPE,
-                             "--kv-bytes", "16", "--port-gb-s", "0", "--link-ms", "1.5", "--rpc-ms", "0.5", *load(rate)))
+    return json.loads(tandem("simulate", trace, "--prefill", str(ARGS.prefill), "--decode", str(ARGS.decode),
+                             "--profile", times(PREFILL, 1) + ":" + times(DECODE, 1), "--profile-error", "2",
+                             "--noise", "0.1", *SHAPE, "--kv-bytes", "16", "--port-gb-s", "0", "--link-ms", "1.5",
+                             "--rpc-ms", "0.5", *load(rate)))
 
 
 def live(trace, policy, rate):
@@ -80,7 +83,8 @@ def most(trace):
 
 def row(r):
     return {"goodput": r["goodput"]["at_rate"], "attainment_admitted": r["attainment_admitted"],
-            "refused": r["refused"], "refused_p50_ms": r["refused_after_ms"]["p50"], "refused_p99_ms": r["refused_after_ms"]["p99"],
+            "refused": r["refused"], "refused_p50_ms": r["refused_after_ms"]["p50"],
+            "refused_p99_ms": r["refused_after_ms"]["p99"],
             "came_back": r["came_back"], "admitted_then": r["admitted_then"], "ttft_error_p50": r["ttft_error"]["p50"],
             "ttft_error_p90": r["ttft_error"]["p90"], "sent_late_p99_ms": r["sent_late_ms"]["p99"], "valid": r["valid"]}
 
@@ -88,8 +92,8 @@ def row(r):
 def main():
     with tempfile.TemporaryDirectory() as d:
         trace = os.path.join(d, "trace.jsonl")
-        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", "0.125", "--output-scale", "8", "--output",
-               trace)
+        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", "0.125", "--output-scale",
+               "8", "--output", trace)
         rate = ARGS.rate or most(trace)
         at_most = simulated(trace, rate)["goodput"]["at_rate"]
         rows = {"simulated": [row(simulated(trace, ARGS.times * rate))], "tandem": [], ARGS.against: []}

@@ -1,9 +1,10 @@
 #!/bin/bash
-# POLCA (ASPLOS '24): 30 % more machines under the power budget of 40, with 30 % more load; clocks go down in steps, or there is only the brake.
-# The load is the Azure conversation trace COPIES times at once, each request up to a minute later by chance: its own hour, from 4 to 8
-# requests a second and back, is the row's. (--rate would squeeze that hour into minutes, and a clock takes 40 s.) So many copies bring
-# the row of 40 to the paper's peak, 79 % of what its machines draw at most. SEEDS such hours, taken together; peaks are their mean,
-# and brakes are so many in so many of them.
+# POLCA (ASPLOS '24): 30 % more machines under the power budget of 40, with 30 % more load; clocks go down in
+# steps, or there is only the brake. The load is the Azure conversation trace COPIES times at once, each
+# request up to a minute later by chance: its own hour, from 4 to 8 requests a second and back, is the row's.
+# (--rate would squeeze that hour into minutes, and a clock takes 40 s.) So many copies bring the row of 40 to
+# the paper's peak, 79 % of what its machines draw at most. SEEDS such hours, taken together; peaks are their
+# mean, and brakes are so many in so many of them.
 . "$(dirname "$0")/common.sh"
 COPIES=${COPIES:-5} SEEDS=${SEEDS:-5} WATTS=5830
 t=$(mktemp -d)
@@ -29,8 +30,9 @@ for seed in $(seq "$SEEDS"); do
   copies "$(python3 -c "print(1.3 * $COPIES)")" "$seed" >"$t/more.$seed.csv"
 done
 
-# One row. Of a table's first row times, of the others how much longer they are; under polca also those of the requests that were decoded
-# by workers whose clocks went first, and by the others (the paper's low and high priority).
+# One row. Of a table's first row times, of the others how much longer they are; under polca also those of the
+# requests that were decoded by workers whose clocks went first, and by the others (the paper's low and high
+# priority).
 show() {
   python3 - "$t/$base" "$t/$name" "$budget" "$SEEDS" <<'P'
 import json, os, sys
@@ -75,7 +77,8 @@ row() {
 table() {
   budget=$2 base=40
   echo
-  columns "$1" peak: 'brakes, in hours:' 'lowered, of an hour:' J/token: 'TTFT p50, p99:' 'TPOT p50, p99:' 'latency p50, p99:'
+  columns "$1" peak: 'brakes, in hours:' 'lowered, of an hour:' J/token: \
+    'TTFT p50, p99:' 'TPOT p50, p99:' 'latency p50, p99:'
   row 40 load --power-budget "$budget" --prefill "$3" --decode "$4" --power-control brake
   row '52, nothing done' more --power-budget $((100 * budget)) --prefill "$5" --decode "$6"
   row '52, polca' more --power-budget "$budget" --prefill "$5" --decode "$6"

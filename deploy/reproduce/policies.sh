@@ -1,6 +1,7 @@
 #!/bin/bash
-# Goodput of every policy on the conversation trace, 8 + 8 H200 with an 8B model. SEEDS: means of so many runs that differ by the noise of
-# their steps. (One at high rates takes seconds under a policy that never refuses.)
+# Goodput of every policy on the conversation trace, 8 + 8 H200 with an 8B model. SEEDS: means of so many runs
+# that differ by the noise of their steps. (One at high rates takes seconds under a policy that never
+# refuses.)
 . "$(dirname "$0")/common.sh"
 SEEDS=${SEEDS:-1}
 POLICIES='tandem mooncake headroom mixed-pool cache-aware least-loaded round-robin random'

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""What tandem simulate predicts beside what the same cluster does: real processes, real messages, steps that take the time that
-the cost model says (--engine sim).
+"""What tandem simulate predicts beside what the same cluster does: real processes, real messages, steps that
+take the time that the cost model says (--engine sim).
 
     sim_vs_live.py [--build DIR] [--trace FILE] [--runs 5] [--requests 400] [--rate 4]
     sim_vs_live.py --engine cpu ...
 
-The trace is Mooncake's conversation trace with lengths of an eighth, so that pages stay small. Prints mean, p50, p90 and p99 of TTFT
-and TPOT of the simulation, of each live run, and of the live runs' medians; exit code 1: mean, p50 or p90 differ by more than 5 %, or
-p99 by more than 10 %.
+The trace is Mooncake's conversation trace with lengths of an eighth, so that pages stay small. Prints mean,
+p50, p90 and p99 of TTFT and TPOT of the simulation, of each live run, and of the live runs' medians; exit
+code 1: mean, p50 or p90 differ by more than 5 %, or p99 by more than 10 %.
 
---engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has the profile that tandem
-bench measured before, beside a second copy of itself, as workers of one machine share its memory (--profile FILE: it was measured).
-1 + 1 workers, prompts of a thirty-second, answers of a quarter, the trace's own rate, 15 % for all figures.
+--engine cpu: workers compute, one thread each, a made-up model of 29 million parameters; the simulation has
+the profile that tandem bench measured before, beside a second copy of itself, as workers of one machine share
+its memory (--profile FILE: it was measured). 1 + 1 workers, prompts of a thirty-second, answers of a quarter,
+the trace's own rate, 15 % for all figures.
 """
 import argparse, json, os, statistics, subprocess, sys, tempfile
 
@@ -39,7 +40,8 @@ SHAPE = ["--pages", "8000", "--chunk-tokens", "1024", "--max-rows", "1088", "--m
 PREFILL, DECODE = "4000,40,0.001", "8000,0.05,100"
 if ARGS.engine == "sim":
     DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=32768"
-    LIVE, KV_BYTES = ["--engine", "sim", "--numerics", "bf16", "--sim-prefill", PREFILL, "--sim-decode", DECODE, *SHAPE], "512"
+    LIVE, KV_BYTES = ["--engine", "sim", "--numerics", "bf16", "--sim-prefill", PREFILL, "--sim-decode", DECODE,
+                      *SHAPE], "512"
     SCALE, ANSWERS, RATE, WORKERS, CLOSE, CLOSE_P99 = "0.125", [], "4", 2, 0.05, 0.10
 else:
     DIMS = "layers=8,kv_heads=4,heads=8,head_dim=64,hidden=512,ffn=1536,vocab=1536,positions=8192"
@@ -77,11 +79,13 @@ def profile(d):
 def main():
     with tempfile.TemporaryDirectory() as d:
         trace = os.path.join(d, "trace.jsonl")
-        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", SCALE, *ANSWERS, "--output", trace)
+        tandem("trace", "slice", ARGS.trace, "--count", str(ARGS.requests), "--length-scale", SCALE, *ANSWERS,
+               "--output", trace)
         limits = ["--ttft-ms", TTFT, "--tpot-ms", TPOT]
-        sim = json.loads(tandem("simulate", trace, "--json", "--prefill", str(N_PREFILL), "--decode", str(N_DECODE), "--profile",
-                                profile(d), *SHAPE, "--kv-bytes", KV_BYTES, "--port-gb-s", "0", "--plan", ARGS.plan, "--rate", RATE,
-                                "--link-ms", ARGS.link_ms, "--rpc-ms", ARGS.rpc_ms, *limits))
+        sim = json.loads(tandem("simulate", trace, "--json", "--prefill", str(N_PREFILL), "--decode", str(N_DECODE),
+                                "--profile",
+                                profile(d), *SHAPE, "--kv-bytes", KV_BYTES, "--port-gb-s", "0", "--plan", ARGS.plan,
+                                "--rate", RATE, "--link-ms", ARGS.link_ms, "--rpc-ms", ARGS.rpc_ms, *limits))
         live = []
         for _ in range(ARGS.runs):
             with Cluster(dummy=DIMS, prefill=N_PREFILL, decode=N_DECODE, plan=ARGS.plan, worker_args=LIVE) as c:
@@ -92,7 +96,8 @@ def main():
 
 def show(sim, live):
     predicted, seen, ok = figures(sim), [figures(r) for r in live], True
-    print(f"{'':12}{'simulated':>10}" + "".join(f"{'live ' + str(i + 1):>10}" for i in range(len(live))) + f"{'median':>10}{'off by':>9}")
+    print(f"{'':12}{'simulated':>10}" + "".join(f"{'live ' + str(i + 1):>10}" for i in range(len(live)))
+          + f"{'median':>10}{'off by':>9}")
     for key, value in predicted.items():
         median = statistics.median(f[key] for f in seen)
         off = value / median - 1

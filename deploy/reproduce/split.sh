@@ -1,5 +1,6 @@
 #!/bin/bash
-# Goodput of eight workers on the conversation trace: 4 + 4 with every request split, 8 that do both phases, and tandem on 4 + 4.
+# Goodput of eight workers on the conversation trace: 4 + 4 with every request split, 8 that do both phases,
+# and tandem on 4 + 4.
 . "$(dirname "$0")/common.sh"
 goodput() { sim "$TRACE" --noise 0.05 --max-tokens 2048 "$@" --json | field goodput.at_rate; }
 columns profile 'TTFT, TPOT' rate: 'all split:' 'all aggregated:' tandem: 'over the better:'

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Splitwise's pool designs on the Azure conversation trace, equal power: 8 DGX-H100 draw what 14 DGX-A100 do. Highest load at which 90 % of
-# the requests are within TTFT and TPOT, with cost and energy there.
+# Splitwise's pool designs on the Azure conversation trace, equal power: 8 DGX-H100 draw what 14 DGX-A100 do.
+# Highest load at which 90 % of the requests are within TTFT and TPOT, with cost and energy there.
 . "$(dirname "$0")/common.sh"
 LIMITS=${LIMITS:-"--ttft-ms 1000 --tpot-ms 60"}
 BED="$LIMITS --max-tokens 1024 --block-tokens 512 --port-gb-s 25 --requests ${REQUESTS:-6000}"

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""The tables of docs/reproductions.md: what the scripts beside this one print, against what the document says.
+"""The tables of docs/reproductions.md: what the scripts beside this one print, against what the document
+says.
 
     tables.py [--update] [NAME ...]
 
-NAME: a script without its .sh (default: all that print tables). A script prints its tables as markdown, with the document's columns;
-a table is found in the document by its line of column names. Each difference is named, and the exit code is then 1. --update writes
-the printed rows into the document instead; the text around them is for somebody to read again. TANDEM, TRACE and AZURE are passed on.
+NAME: a script without its .sh (default: all that print tables). A script prints its tables as markdown, with
+the document's columns; a table is found in the document by its line of column names. Each difference is
+named, and the exit code is then 1. --update writes the printed rows into the document instead; the text
+around them is for somebody to read again. TANDEM, TRACE and AZURE are passed on.
 
-Words must be equal, numbers nearly: within 1 %, or within one in the last decimal place that the document shows. The simulator repeats
-its results exactly, so the same build would allow equality; but a change anywhere in the scheduler moves low digits, and so may another
-machine's libm. Orders and ratios that the text draws from a table hardly turn with 1 %.
+Words must be equal, numbers nearly: within 1 %, or within one in the last decimal place that the document
+shows. The simulator repeats its results exactly, so the same build would allow equality; but a change
+anywhere in the scheduler moves low digits, and so may another machine's libm. Orders and ratios that the text
+draws from a table hardly turn with 1 %.
 """
 import os, re, subprocess, sys
 

@@ -10,7 +10,8 @@ WIDTH, HEIGHT = 860, 300
 
 
 def text(x, y, words, size=13, color=INK, anchor="middle", weight="normal"):
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}" text-anchor="{anchor}" font-weight="{weight}">{words}</text>'
+    return (f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}" text-anchor="{anchor}" '
+            f'font-weight="{weight}">{words}</text>')
 
 
 def box(x, y, width, height, name, lines, fill):
@@ -26,8 +27,8 @@ def arrow(path, color, both=False, width=2):
 
 
 def marker(name, color):
-    return (f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="4.5" markerHeight="4.5" orient="auto-start-reverse">'
-            f'<path d="M0 0L8 4L0 8z" fill="{color}"/></marker>')
+    return (f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="4.5" markerHeight="4.5" '
+            f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>')
 
 
 print("\n".join([
@@ -37,11 +38,13 @@ print("\n".join([
     f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8" fill="#ffffff" stroke="#cbd2d9"/>',
     text(20, 55, "clients", anchor="start"), text(20, 73, "gRPC", 12, FAINT, "start"),
     arrow("M75 60H296", ROUTE, both=True), text(185, 50, "prompt, streamed answer", 12, ROUTE),
-    box(300, 20, 260, 78, "tandem-router", ["text, prefix index, the one queue;", "places by cache and limits, or refuses"], "#e3effb"),
+    box(300, 20, 260, 78, "tandem-router",
+        ["text, prefix index, the one queue;", "places by cache and limits, or refuses"], "#e3effb"),
     box(40, 176, 220, 78, "tandem-prefill", ["computes the prompt's KV,", "samples the first token"], "#fff3e0"),
     box(320, 176, 220, 78, "tandem-decode", ["pulls the pages meanwhile,", "generates the other tokens"], "#fff3e0"),
     box(600, 176, 220, 78, "tandem-kvstore", ["keeps prefixes,", "DRAM over SSD (RocksDB)"], "#eaf5ea"),
-    arrow("M340 98L180 172", ROUTE, both=True), arrow("M430 98V172", ROUTE, both=True), arrow("M520 98L680 172", ROUTE, both=True),
+    arrow("M340 98L180 172", ROUTE, both=True), arrow("M430 98V172", ROUTE, both=True),
+    arrow("M520 98L680 172", ROUTE, both=True),
     text(224, 128, "legs, first token", 12, ROUTE, "end"), text(438, 146, "legs, tokens", 12, ROUTE, "start"),
     text(628, 128, "block events, load", 12, ROUTE, "start"),
     arrow("M264 215H316", PAGES, width=3), arrow("M596 215H544", PAGES, width=3),

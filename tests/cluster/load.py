@@ -44,7 +44,8 @@ class Load:
             ids, code = [], "OK"
             want = self.want[i, k % KINDS]
             try:
-                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=100, stopping__ignore_eos=True, cache_salt=self.salt(i, k)), timeout=60):
+                for m in client.generate(request(ids=self.prompt(i, k), max_tokens=100, stopping__ignore_eos=True, cache_salt=self.salt(i, k)),
+                                         timeout=60):
                     ids += [t.id for t in m.tokens]
                     self.flying[i][1] = "decode"
             except grpc.RpcError as e:

@@ -263,4 +263,25 @@ def test_one_grep_follows_a_request_through_all_logs():
                 wait_until(lambda: f"ended xfer={xfer} " in c.log(name), 5, f"{name}: the transfer's end")
 
 
+@test
+def test_one_grep_says_why_a_request_was_refused_wherever_it_was():
+    with Cluster(router_args=["--log-level", "debug", "--queue-requests", "1", "--gone-ms", "10m"]) as c:
+        client = Client(c.router.address)
+
+        def refused(word, **kw):
+            code, text = client.error(request(request_id=word.encode(), **kw), timeout=5 * SLOW)
+            log = [line for line in c.log("router").splitlines() if f" req={word} " in line]
+            assert code != "OK" and any(f" code={code} text='{text}'" in line for line in log), (code, text, log)
+        refused("too-long", ids=[1] * 100000)
+        refused("no-id-of-this-model", ids=[999999])
+        refused("hot", ids=[1], sampling__temperature=-1)
+        c["decode-0"].kill()
+        wait_until(lambda: "decode-0" not in {w["name"] for w in c.status()["workers"] if w["state"] == "ready"}, 10,
+                   "the router knows that the decode worker is lost")
+        waits = client.generate(request(ids=[1], request_id=b"waits"), timeout=60)
+        wait_until(lambda: " req=waits " in c.log("router"), 5, "a request that waits")
+        refused("beyond-the-queue", ids=[1])
+        waits.cancel()
+
+
 main()

@@ -286,7 +286,8 @@ def test_what_can_not_be_pinned_is_refused():
         # The same pin again takes no more room.
         assert client.pin(pb.PinRequest(prefix=whole, ttl_ms=2000)).told == 1
         assert client.pin(pb.PinRequest(prefix=request([1, 2, 3]), ttl_ms=1000)).prefix_tokens == 0
-        out = subprocess.run([TANDEM, "cache", "pin", "--router", c.router.address, "--request", '{"prompt_ids": [1, 2, 3]}'], capture_output=True, text=True)
+        out = subprocess.run([TANDEM, "cache", "pin", "--router", c.router.address, "--request", '{"prompt_ids": [1, 2, 3]}'], capture_output=True,
+                             text=True)
         assert out.returncode == 1 and "nothing is pinned" in out.stderr, out
         assert client.flush(pb.FlushRequest(prefix=whole)).told == 1
 

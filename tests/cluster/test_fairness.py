@@ -22,9 +22,9 @@ SHAPE = ["--engine", "sim", "--numerics", "bf16", "--pages", "8000", "--max-cont
 WEIGHTS = {"light": 1, "heavy": 3}
 OUTCOMES = ("answered", "refused", "failed", "cut short")
 LIMITS = ["--ttft-ms", "2000", "--tpot-ms", "50"]
-# The most tokens per second of these requests that two prefill and two decode workers serve; measured. Without
-# limits they serve 36000 while the queue is short, and 20000 while it is long, because decode workers then
-# compute no prompts.
+# The most tokens per second of these requests that two prefill and two decode workers serve; measured.
+# Without limits they serve 36000 while the queue is short, and 20000 while it is long, because decode workers
+# then compute no prompts.
 CAPACITY = 36000
 MAX_WAIT_MS = 2000  # the router's option in the last test
 

@@ -1,15 +1,13 @@
-"""A folder includes only folders below it, third-party libraries are used where the design says, and
-documents name things that exist."""
-import glob, os, re, subprocess, sys
+"""A folder includes only folders below it, third-party libraries are used where the design says, documents
+name things that exist, names lead to one place, and lines are no wider than agreed."""
+import collections, glob, io, os, re, subprocess, sys, tokenize
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
 RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
          "worker": 4, "router": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7, "bench": 8}
-# The stream between router and workers has one implementation of its proof; the router only uses its header.
-ALLOWED = {}
-LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx|^bench/transfer_bare", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$", r"grpc/": r"^proto/rpc/",
-             r"cuda|cublas": r"^kernels/cuda/"}
+LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx|^bench/transfer_bare", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$",
+             r"grpc/": r"^proto/rpc/", r"cuda|cublas": r"^kernels/cuda/"}
 
 
 def folder(path):
@@ -72,7 +70,8 @@ def test_tests_that_documents_name_exist():
             name = whole.rsplit("/", 1)[-1]
             begin, middle = name.rstrip("."), name.strip(".")
             there = (name in files if name.endswith((".c", ".py")) else any(middle in x for x in names) if name.startswith("...") else
-                     any(x.startswith(begin) for x in names) if name.endswith("...") else name in names or name + ".c" in files or name + ".py" in files)
+                     any(x.startswith(begin) for x in names) if name.endswith("...") else name in names or name + ".c" in files
+                     or name + ".py" in files)
             if not there:
                 wrong.append(f"{os.path.basename(path)}: {whole}")
     assert n > 50 and not wrong, (n, wrong)
@@ -115,20 +114,122 @@ def test_tags_are_unique():
     assert len(defined) > 500 and not twice, twice
 
 
-@test
-def test_no_two_archives_define_one_symbol():
-    """A program that links both would silently call one where the other is meant."""
-    defined = {}
+def archive_symbols():
+    """(archive, stem of the source file, name) of each external symbol that our sources define."""
     for top in {r.split("/")[0] for r in RANKS}:
         for d, _, files in os.walk(os.path.join(BUILD, top)):
             for path in (os.path.join(d, f) for f in files if f.endswith(".a")):
                 out = subprocess.run(["nm", "--extern-only", "--defined-only", "--print-file-name", path], capture_output=True, text=True)
                 assert out.returncode == 0, out.stderr
-                for name in re.findall(r" [TDBR] (\S+)$", out.stdout, re.M):
-                    defined.setdefault(name, set()).add(os.path.relpath(path, BUILD))
-    twice = {name: sorted(paths) for name, paths in defined.items() if len(paths) > 1}
+                for stem, name in re.findall(r"([\w.-]+)\.\w+\.o: *\S* [TDBR] (\S+)$", out.stdout, re.M):
+                    yield os.path.relpath(path, BUILD), stem, name
+
+
+@test
+def test_no_two_archives_define_one_symbol():
+    """A program that links both would silently call one where the other is meant."""
+    defined = {}
+    for archive, _, name in archive_symbols():
+        defined.setdefault(name, set()).add(archive)
+    twice = {name: sorted(archives) for name, archives in defined.items() if len(archives) > 1}
     print(f"# {len(defined)} symbols of archives")
     assert len(defined) > 500 and not twice, twice
+
+
+@test
+def test_external_functions_carry_a_prefix():
+    """Their first word is one of their file's or folder's, a tag's first or last word, or shared in their
+    library."""
+    text = "".join(open(os.path.join(SOURCE, path)).read() for path in sources())
+    tags = {word for tag in re.findall(r"\b(?:struct|enum|union) (\w+)", text) for word in (tag, tag.split("_")[0], tag.split("_")[-1])}
+    symbols = [(archive, stem, name, name.lower().removeprefix("n_").split("_")[0])
+               for archive, stem, name in archive_symbols() if "pb-c" not in stem]
+    shared = collections.Counter((archive, word) for archive, _, _, word in symbols)
+    bare = [f"{archive}: {name}" for archive, stem, name, word in symbols
+            if not {word, word + "s", word.removesuffix("s")} & (tags | set(re.split(r"[/_.-]", archive + "/" + stem)))
+            and shared[archive, word] < 2]
+    print(f"# {len(symbols)} symbols")
+    assert len(symbols) > 500 and not bare, bare
+
+
+def c_prose(lines):
+    """Numbers of the lines that have nothing but comment."""
+    prose, inside = set(), False
+    for n, line in enumerate(lines, 1):
+        rest = line if inside else re.sub(r'"(?:\\.|[^"\\])*"', '""', line)
+        code = ""
+        while rest:
+            begin, mark, rest = rest.partition("*/" if inside else "/*")
+            code += "" if inside else begin
+            inside ^= bool(mark)
+        if not code.strip() or code.lstrip().startswith("//"):
+            prose.add(n)
+    return prose
+
+
+def python_prose(lines):
+    """Numbers of the lines of comments and docstrings, and of the lines of nothing but literals."""
+    prose, kinds, begins = set(), collections.defaultdict(set), True
+    for t in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+        rows = range(t.start[0], t.end[0] + 1)
+        if t.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            begins = True
+        elif t.type == tokenize.COMMENT or (t.type == tokenize.STRING and begins):
+            prose.update(rows if not t.line[:t.start[1]].strip() else ())
+        elif t.type != tokenize.NL:
+            is_literal = t.type in (tokenize.STRING, tokenize.NUMBER) or t.string in "()[]{},:-+" or t.string in ("True", "False", "None")
+            for row in rows:
+                kinds[row].add(is_literal)
+        begins &= t.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT)
+    return prose, {row for row, k in kinds.items() if k == {True}}
+
+
+def too_wide(path, lines):
+    """Numbers of the lines that are wider than CONTRIBUTING.md says. Tables of data and addresses may be."""
+    data, code = set(), 120
+    if path.endswith(".md"):
+        prose = {n for n, line in enumerate(lines, 1) if not line.startswith("    ")}
+        data = {n for n, line in enumerate(lines, 1) if line.startswith(("|", "!["))}
+    elif path.endswith(".py"):
+        prose, data = python_prose(lines)
+        code = 150 if path.startswith(("tests/cluster/", "tests/model/", "deploy/demo-model/")) else 120
+    elif path.endswith((".sh", ".proto")):
+        prose = {n for n, line in enumerate(lines, 1) if line.lstrip().startswith(("#", "//"))}
+    else:
+        prose = c_prose(lines)
+    return [n for n, line in enumerate(lines, 1)
+            if len(line) > (110 if n in prose else code) and n not in data and "://" not in line]
+
+
+@test
+def test_lines_are_no_wider_than_agreed():
+    """Comments and documents: 110 columns. Code: 120; in cluster tests, and scripts that make data, 150."""
+    tops = {r.split("/")[0] for r in RANKS} | {"tests", "deploy", "docs"}
+    paths = [os.path.join(d, f) for top in tops for d, _, files in os.walk(os.path.join(SOURCE, top)) for f in files]
+    wrong, n = [], 0
+    for path in paths + glob.glob(os.path.join(SOURCE, "*.md")):
+        name = os.path.relpath(path, SOURCE)
+        # The demo model's card is printed by a script.
+        if name.endswith((".md", ".c", ".h", ".cu", ".cuh", ".py", ".sh", ".proto")) and "/tandem-demo/" not in name:
+            with open(path, encoding="utf-8") as f:
+                lines = f.read().splitlines()
+            n += len(lines)
+            wrong += [f"{name}:{at}: {len(lines[at - 1])} columns" for at in too_wide(name, lines)]
+    print(f"# {n} lines")
+    assert n > 50000 and not wrong, wrong
+
+
+@test
+def test_width_of_a_line_goes_by_what_it_has():
+    wide, wider = "x" * 107, "x" * 118
+    for name, line, fits in (("a.c", "/* " + wide + " */", False), ("a.c", "    x = 1; /* " + "x" * 100, True), ("a.c", wider, True),
+                             ("a.c", wider + "xxx", False), ("a.c", f'f("/* {wide} */");', True), ("a.py", "# " + wide + "xx", False),
+                             ("a.py", f'"""{wide}."""', False), ("a.py", f'x = f("{wide}")', True), ("a.py", f'f("{wider}")', False),
+                             ("a.py", f'["{wider}",', True), ("tests/cluster/a.py", f'f("{wider}")', True), ("a.sh", "# " + wide + "xx", False),
+                             ("a.sh", wider, True), ("a.md", wide + "xxxx", False), ("a.md", "| " + wider, True), ("a.md", "    " + wide, True),
+                             ("a.md", "see https://x.org/" + wider, True), ("a.proto", "// " + wide + "x", False)):
+        lines = [line, "0]"] if line.startswith("[") else [line]
+        assert (too_wide(name, lines) == []) == fits, (name, line)
 
 
 main()

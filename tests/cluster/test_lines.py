@@ -80,14 +80,16 @@ def test_every_bad_line_is_refused_by_number_and_member_and_the_others_go_on():
 @test
 def test_every_member_of_the_table_is_taken():
     with Cluster() as c:
-        for members in ({"prompt_ids": [1, 2, 3], "model": "tandem-demo", "lora": "", "temperature": 0.5, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "n": 2,
-                         "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5, "seed": 2 ** 63 - 1, "logit_bias": {"5": -100},
+        for members in ({"prompt_ids": [1, 2, 3], "model": "tandem-demo", "lora": "", "temperature": 0.5, "top_k": 0, "top_p": 1, "min_p": 0,
+                         "typical_p": 1, "n": 2, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5,
+                         "seed": 2 ** 63 - 1, "logit_bias": {"5": -100},
                          "allowed_ids": [5, 6, 7], "max_tokens": 3, "min_tokens": 1, "stop": ["never"], "stop_ids": [9], "ignore_eos": True,
                          "logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "echo": False, "bypass_cache": True, "ttft_ms": 60000.5,
                          "tpot_ms": 0, "deadline_ms": 60000, "priority": -10, "tenant": "t", "cache_salt": "s", "workflow_id": "w",
                          "workflow_deadline_ms": 60000, "workflow_steps_left": 1},
                         {"prompt": "a\u0000b", "add_special_tokens": False, "max_tokens": 2, "stop": "x", "greedy": True, "id": {"any": 1}},
-                        {"messages": MESSAGES, "tools": [], "variables": {}, "add_generation_prompt": False, "max_tokens": 2, "greedy": False, "temperature": 1}):
+                        {"messages": MESSAGES, "tools": [], "variables": {}, "add_generation_prompt": False, "max_tokens": 2, "greedy": False,
+                         "temperature": 1}):
             out = lines(c, json.dumps({"id": 1, **members}))
             assert out.returncode == 0 and "error" not in json.loads(out.stdout), out
 

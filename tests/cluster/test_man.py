@@ -1,4 +1,5 @@
-"""Manual pages: every program and command has one, with all that its --help says, in roff that others can read."""
+"""Manual pages: every program and command has one, with all that its --help says, in roff that others can
+read."""
 import os, re, shutil, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -44,7 +45,8 @@ def page(name):
 
 
 def plain(roff):
-    """The words of a page: what this test knows about roff is written down here, not taken from base/man.c."""
+    """The words of a page: what this test knows about roff is written down here, not taken from
+    base/man.c."""
     text = re.sub(r"^\.(SH|SS) \"?(.*?)\"?$", r"\2", roff, flags=re.M)
     text = re.sub(r"^\.\w+.*$", "", text, flags=re.M)
     text = re.sub(r"\\f[BIR]|\\[&:]", "", text)
@@ -68,7 +70,8 @@ def test_a_page_says_all_that_help_says():
         for help_text in helps(asked):
             for line in help_text.splitlines():
                 row = re.match(r"  (--[\w-]+)(?: (\S+|'[^']*'))?(?:  +(.*))?$|  (\w+) +(.*)$", line)
-                # The first line has the usage without the word "usage: "; a kind's own summary is in the list of kinds.
+                # The first line has the usage without the word "usage: "; a kind's own summary is in the list
+                # of kinds.
                 wanted = " ".join((" ".join(filter(None, row.groups())) if row else line.removeprefix("usage: ")).split())
                 if line.startswith("usage: tandem trace ") or line.endswith("lists the options."):
                     continue

@@ -104,7 +104,8 @@ def test_replay_with_a_dead_sender_is_no_valid_run():
         os.kill(int(children[-1]), signal.SIGSEGV)
         out, err = p.communicate(timeout=60 * SLOW)
         r = json.loads(out)
-        assert p.returncode == 1 and not r["valid"] and r["why_invalid"] == "1 of the senders ended early", (p.returncode, r["valid"], r["why_invalid"])
+        assert p.returncode == 1 and not r["valid"], (p.returncode, r["valid"])
+        assert r["why_invalid"] == "1 of the senders ended early", r["why_invalid"]
         assert "Caught signal" not in err and r["answered"] < 100, err
 
 
@@ -340,7 +341,8 @@ def test_replay_makes_wire_and_disk_fail_for_a_while():
     with FaultyCluster() as c:
         path = os.path.join(c.run, "trace.jsonl")
         write_trace(path, 40, 75, n_output=8)
-        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "the script is missing"), ("store-0/@x", "not the name of a file"),
+        for wrong, why in (("store-0/disk.put:burn", "'disk.put:burn'"), ("store-0", "the script is missing"),
+                           ("store-0/@x", "not the name of a file"),
                            ("store-9/disk.put:fail", "no process 'store-9'"), ("router/rpc.message:drop", "of the router")):
             bad = tandem("replay", path, "--router", c.router, "--run-dir", c.run, "--at", "1s:faults:" + wrong, code=2)
             assert "--at" in bad.stderr and why in bad.stderr, (wrong, bad.stderr)

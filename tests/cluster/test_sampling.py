@@ -120,7 +120,8 @@ def test_choices_are_what_they_are_alone_and_share_the_prompt():
             assert [len(x["token_ids"]) for x in (first, *first["choices"])] == [1, 1]
             code, text = client.error(request(ids=[1], max_tokens=2, sampling__n=17))
             assert code == "INVALID_ARGUMENT" and "sampling.n" in text
-            stream = client.generate(request(ids=CASE["prompt_ids"], max_tokens=3000, greedy=False, sampling__n=8, stopping__ignore_eos=True), timeout=60)
+            stream = client.generate(request(ids=CASE["prompt_ids"], max_tokens=3000, greedy=False, sampling__n=8, stopping__ignore_eos=True),
+                                     timeout=60)
             seen = set()
             while len(seen) < 4:
                 seen.add(next(stream).choice)
@@ -131,7 +132,8 @@ def test_choices_are_what_they_are_alone_and_share_the_prompt():
 @test
 def test_echo_begins_the_text_with_the_prompt():
     with Cluster(plan="split") as c:
-        plain, echo = (c.generate([{"id": "x", "prompt": "Once upon a time", "max_tokens": 8, "greedy": True, "echo": e}])["x"] for e in (False, True))
+        plain, echo = (c.generate([{"id": "x", "prompt": "Once upon a time", "max_tokens": 8, "greedy": True, "echo": e}])["x"]
+                       for e in (False, True))
         assert echo["text"] == "Once upon a time" + plain["text"] and echo["token_ids"] == plain["token_ids"]
         assert echo["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
         r = ask(c, echo=True, max_tokens=0, prompt_logprobs=True)
@@ -175,7 +177,8 @@ def test_refusals_name_the_field():
         client = Client(c.router.address)
         vocab = client.list_models().models[0].vocab_size
         for kw, field in ((dict(sampling__typical_p=1.5), "sampling.typical_p"), (dict(sampling__typical_p=-1.0), "sampling.typical_p"),
-                          (dict(sampling__allowed_ids=[vocab]), "sampling.allowed_ids[0]"), (dict(sampling__allowed_ids=[1] * 5000), "sampling.allowed_ids"),
+                          (dict(sampling__allowed_ids=[vocab]), "sampling.allowed_ids[0]"),
+                          (dict(sampling__allowed_ids=[1] * 5000), "sampling.allowed_ids"),
                           (dict(top_logprobs=21), "top_logprobs"), (dict(sampling__min_p=2.0), "sampling.min_p")):
             code, text = client.error(request(ids=[1, 2], max_tokens=2, greedy=False, **kw))
             assert code == "INVALID_ARGUMENT" and field in text, (code, text)
@@ -214,7 +217,8 @@ def test_chat_takes_whole_messages_tools_and_another_template():
         assert got == 'user:h\u00e9\nassistant:[{"a": 1}]\n[{"name": "f"}]!>', got
         chat.no_generation_prompt = True
         assert not client.tokenize(pb.TokenizeRequest(chat=chat)).text.endswith(b">")
-        answer = c.generate([{"id": "x", "messages": [{"role": "user", "content": [{"type": "text"}]}], "tools": [], "max_tokens": 3, "greedy": True}])["x"]
+        answer = c.generate([{"id": "x", "messages": [{"role": "user", "content": [{"type": "text"}]}], "tools": [], "max_tokens": 3,
+                              "greedy": True}])["x"]
         assert len(answer["token_ids"]) <= 3 and "text" in answer, answer
         for _ in range(2):
             chat.messages.add(role=b"user", content=b"x")

@@ -13,12 +13,12 @@ from client import Client, request
 WANTED = 10000 if os.environ.get("TANDEM_LONG") in ("chaos", "all") else 300
 SEED = int(os.environ.get("TANDEM_SEED", "1"))
 WIRE = ("wire.connect:fail=0.05 wire.connect:delay=0.1/30ms wire.message:delay=0.003/20ms wire.message:drop=0.0002 "
-        "wire.message:truncate=0.0002 wire.message:duplicate=0.0002 wire.message:reorder=0.0002 wire.message:corrupt=0.0002 "
-        "wire.message:fail=0.0002 wire.payload:delay=0.01/20ms wire.payload:truncate=0.002 wire.payload:duplicate=0.002 "
+        "wire.message:truncate=0.0002 wire.message:duplicate=0.0002 wire.message:reorder=0.0002 "
+        "wire.message:corrupt=0.0002 wire.message:fail=0.0002 wire.payload:delay=0.01/20ms wire.payload:truncate=0.002 wire.payload:duplicate=0.002 "
         "wire.payload:reorder=0.01 wire.payload:corrupt=0.002 wire.payload:fail=0.001 wire.payload:lie=0.0005 ")
 RPC = "rpc.message:drop=0.0002 rpc.message:duplicate=0.0002 rpc.message:reorder=0.0002 rpc.message:fail=0.0002 "
-DISK = ("disk.put:delay=0.01/20ms disk.put:fail=0.01 disk.put:truncate=0.01 disk.put:duplicate=0.01 disk.put:corrupt=0.01 "
-        "disk.put:lie=0.01 disk.read:delay=0.02/20ms disk.read:fail=0.01 disk.read:truncate=0.01 disk.read:corrupt=0.01 "
+DISK = ("disk.put:delay=0.01/20ms disk.put:fail=0.01 disk.put:truncate=0.01 disk.put:duplicate=0.01 "
+        "disk.put:corrupt=0.01 disk.put:lie=0.01 disk.read:delay=0.02/20ms disk.read:fail=0.01 disk.read:truncate=0.01 disk.read:corrupt=0.01 "
         "disk.read:lie=0.01 ")
 
 
@@ -53,9 +53,11 @@ def chaotic_cluster():
     c = Cluster(prefill=2, decode=2, store=True, plan="split", worker_args=worker, store_args=["--dram-bytes", "8M"],
                 router_args=["--prefix", "load", "--metrics-listen", metrics[5], "--faults", seed(99) + RPC])
     for i, p in enumerate(c.workers):
-        p.args += ["--metrics-listen", metrics[i], "--faults", seed(i) + (RPC + WIRE if p.role != "store" else WIRE + DISK)]
+        p.args += ["--metrics-listen", metrics[i], "--faults",
+                   seed(i) + (RPC + WIRE if p.role != "store" else WIRE + DISK)]
     c.metrics = metrics
-    c.add_routers = lambda: [c.add_router("--metrics-listen", m, "--faults", seed(100 + i) + RPC) for i, m in enumerate(metrics[6:])]
+    c.add_routers = lambda: [c.add_router("--metrics-listen", m, "--faults", seed(100 + i) + RPC)
+                             for i, m in enumerate(metrics[6:])]
     return c
 
 

@@ -25,7 +25,8 @@ def test_client_that_leaves_at_any_moment_leaves_nothing_behind():
         rnd = random.Random(4)
         seen = set()
         for i in range(rounds):  # prefill takes about 45 ms, decode about 60 ms
-            stream = client.generate(request(ids=ids(1500, rnd.randrange(9)), max_tokens=20, stopping__ignore_eos=True), timeout=30)
+            stream = client.generate(request(ids=ids(1500, rnd.randrange(9)), max_tokens=20, stopping__ignore_eos=True),
+                                     timeout=30)
             timer = threading.Timer(rnd.random() * 0.12, stream.cancel)
             timer.start()
             n = 0
@@ -41,18 +42,20 @@ def test_client_that_leaves_at_any_moment_leaves_nothing_behind():
                 assert code == 0, report
         c.audit(3)
         assert {0, 20} <= seen and len(seen) > 6, seen  # before the first token, in between, after the last
-        assert client.all(request(ids=ids(1500, 77), max_tokens=20, stopping__ignore_eos=True))[2].usage.completion_tokens == 20
+        assert client.all(request(ids=ids(1500, 77), max_tokens=20,
+                                  stopping__ignore_eos=True))[2].usage.completion_tokens == 20
 
 
 @test
 def test_requests_that_together_fill_the_pools_all_get_on():
     rnd = random.Random(8)
-    requests = [{"id": str(i), "prompt_ids": ids(rnd.choice((16, 200, 700, 900)), i), "max_tokens": rnd.choice((1, 30, 90)),
-                 "greedy": True, "ignore_eos": True} for i in range(80)]
+    requests = [{"id": str(i), "prompt_ids": ids(rnd.choice((16, 200, 700, 900)), i),
+                 "max_tokens": rnd.choice((1, 30, 90)), "greedy": True, "ignore_eos": True} for i in range(80)]
     want = {}
     # 64 pages: one more than the largest request needs.
     for plan, pages in (("split", 2000), ("split", 64), ("aggregated", 64), ("kept", 64)):
-        with Cluster(dummy=DIMS, plan=plan, worker_args=[*SIM, "--pages", str(pages), "--chunk-tokens", "128", "--max-rows",
+        with Cluster(dummy=DIMS, plan=plan, worker_args=[*SIM, "--pages", str(pages), "--chunk-tokens", "128",
+                                                         "--max-rows",
                      "256", "--sim-prefill", "300,2,0", "--sim-decode", "500,0,0", "--max-context", "1008"]) as c:
             got = {k: r.get("token_ids") for k, r in c.generate(requests, timeout=60).items()}
             assert all(got.values()), [k for k, v in got.items() if not v][:5]
@@ -73,7 +76,8 @@ def test_processes_may_start_in_any_order():
             for i in order:  # each on the address that it had
                 procs[i].start()
             c.wait_ready(10)
-            r = c.generate([{"id": "x", "prompt_ids": ids(100, 1), "max_tokens": 5, "greedy": True, "ignore_eos": True}])["x"]
+            r = c.generate([{"id": "x", "prompt_ids": ids(100, 1), "max_tokens": 5, "greedy": True,
+                             "ignore_eos": True}])["x"]
             assert len(r["token_ids"]) == 5, (order, r)
 
 
@@ -89,7 +93,8 @@ def test_worker_frozen_for_longer_than_its_leases_reads_nothing_stale():
             results = []
             t = threading.Thread(target=lambda: results.append(c.generate(requests)))
             t.start()
-            wait_until(lambda: sum(w["pages"]["leased"] for w in c.status()["workers"]) > 0, 10, "pages are on their way")
+            wait_until(lambda: sum(w["pages"]["leased"] for w in c.status()["workers"]) > 0, 10,
+                       "pages are on their way")
             c["decode-0"].kill(signal.SIGSTOP)
             time.sleep(3)  # three times the lease
             c["decode-0"].kill(signal.SIGCONT)
@@ -121,11 +126,12 @@ def test_prompt_of_the_whole_context_is_moved_in_pieces():
 @test
 def test_orphaned_pages_come_back_by_themselves():
     with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split",
-                 worker_args=[*SIM, "--lease-ms", "1500", "--pages", "260", "--chunk-tokens", "256", "--max-rows", "256",
-                              "--sim-prefill", "1000,2,0", "--sim-decode", "20000,0,0"],
+                 worker_args=[*SIM, "--lease-ms", "1500", "--pages", "260", "--chunk-tokens", "256", "--max-rows",
+                              "256", "--sim-prefill", "1000,2,0", "--sim-decode", "20000,0,0"],
                  router_args=["--gone-ms", "500"]) as c:
         client = Client(c.router.address)
-        streams = [client.generate(request(ids=ids(1000, i), max_tokens=200, stopping__ignore_eos=True), timeout=60) for i in range(8)]
+        streams = [client.generate(request(ids=ids(1000, i), max_tokens=200, stopping__ignore_eos=True), timeout=60)
+                   for i in range(8)]
         wait_until(lambda: sum(w["running"] for w in c.status()["workers"]) > 1, 10, "they run")
         c["decode-0"].kill()
         c["decode-0"].child.wait()

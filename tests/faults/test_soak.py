@@ -118,11 +118,13 @@ def test_soak_stays_flat_and_right():
             samples = [s for s in all_samples if s[0] > SECONDS * 0.3]  # the first third fills pools and caches
             rss = slope_per_hour([(t, r) for t, r, _ in samples])
             fds = slope_per_hour([(t, f) for t, _, f in samples])
-            report.append(f"{name} {rss:+.1f} MiB/h {fds:+.1f} descriptors/h at {samples[-1][1]:.0f} MiB {samples[-1][2]}")
+            report.append(f"{name} {rss:+.1f} MiB/h {fds:+.1f} descriptors/h "
+                          f"at {samples[-1][1]:.0f} MiB {samples[-1][2]}")
             if SECONDS >= 600:
                 assert rss < 0.05 * samples[-1][1] + 4, report
                 assert fds < 4, report
-        print(f"# {SECONDS} s, {clients.n_done} requests, {clients.n_left} left early, {clients.n_failed} failed: " + "; ".join(report))
+        print(f"# {SECONDS} s, {clients.n_done} requests, {clients.n_left} left early, {clients.n_failed} failed: "
+              + "; ".join(report))
         assert not clients.wrong and not clients.n_failed, (clients.wrong[:2], clients.n_failed)
         assert clients.n_done > SECONDS
 

@@ -111,7 +111,7 @@ START_TEST(test_a_drain_ends_with_the_process)
 }
 END_TEST
 
-/* A worker that refuses a leg may have been asked to drain by another router: it is not for us to repeat it. */
+/* A worker that refuses a leg may have been asked to drain by another router, which repeats it if need be. */
 START_TEST(test_only_a_drain_that_was_asked_for_is_told)
 {
     struct peer *p = decode_peer();

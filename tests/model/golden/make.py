@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes the tiny models beside this file, one for each family, and golden answers of transformers.
 
-    pip install torch transformers safetensors        made with torch 2.15, transformers 5.23, in f32, eager attention
+    pip install torch transformers safetensors        made with torch 2.15, transformers 5.23, in f32, eager
+                                                      attention
     python make.py [NAME...]
 
 Writes NAME/config.json, NAME/model.safetensors and NAME/golden.json, which has cases of prompt_ids,

@@ -137,7 +137,8 @@ def {{ tool.name }}(
 REFUSED = [("{% include 'x' %}", "line 1, column 4"), ("a\n{{ s | nonsense }}", "line 2, column 8"), ("{{ s is odder }}", "line 1, column 9"),
            ("{{ s.swapfold() | trim }}{{ 'x'.swapfold() }}", "swapfold"), ("{% for x in s %}", "expected"), ("{{ 1 + }}", "column 8"), ("{{ 'abc }}", "no end"), ("{% if t %}", "endif"),
            ("{{ s", "no end"), ("{# x", "no end"), ("{% break %}", "outside of a loop"), ("{{ a ! b }}", "column 6"), ("{% for x in s recursive %}{% endfor %}", "recursive"),
-           ("{% endif %}", "endif"), ("{{ 12ab }}", "number"), ("{{ f(*x) }}", "*"), ("{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "deep"), ("{% block x %}{% endblock %}", "block")]
+           ("{% endif %}", "endif"), ("{{ 12ab }}", "number"), ("{{ f(*x) }}", "*"), ("{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "deep"),
+           ("{% block x %}{% endblock %}", "block")]
 
 cases = []
 for source in TEMPLATES:

@@ -2,8 +2,10 @@
 """Makes small tokenizers of every component that tandem reads, random texts, and the results of the Hugging
 Face tokenizers library.
 
-    make_cases.py --out .                                   writes NAME.json beside this file (kept in the tree)
-    make_cases.py --bulk 300 --cmd 'tandem tokenize --jsonl --tokenizer {dir}'    compares random mixtures of components
+    make_cases.py --out .                                   writes NAME.json beside this file (kept in the
+                                                            tree)
+    make_cases.py --bulk 300 --cmd 'tandem tokenize --jsonl --tokenizer {dir}'    compares random mixtures of
+                                                                                  components
 
 Needs the tokenizers library (made with 0.23.3); the tests themselves do not.
 """
@@ -101,8 +103,10 @@ PLAIN = [None, *METASPACE, {"type": "Whitespace"}, {"type": "WhitespaceSplit"}, 
          split(" ", "MergedWithPrevious", kind="String"), split(" ", "Removed", kind="String"), split(".", "MergedWithNext", kind="String"),
          split(GPT4), split(GPT4, "Removed", True), split(r"\d", "Contiguous"), split(r"(?=[A-Z])"), split(r"\b"), split(r"^|$"), split(r"\h+|\w*"),
          split(r"[a-c]", "MergedWithNext", True), split(r"\p{Han}+|[[:alpha:]]+"), split(r"[^\w\s]+|\W", "Contiguous"),
-         split(r"\P{Han}\p{Punct}|[[:alnum:][:^space:]]"), split(r"\w+|[[:punct:]\p{Currency_Symbol}]", "MergedWithNext"), {"type": "BertPreTokenizer"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
-         seq("pretokenizers", {"type": "WhitespaceSplit"}, {"type": "Punctuation", "behavior": "Removed"}, {"type": "Digits", "individual_digits": True}),
+         split(r"\P{Han}\p{Punct}|[[:alnum:][:^space:]]"), split(r"\w+|[[:punct:]\p{Currency_Symbol}]", "MergedWithNext"),
+         {"type": "BertPreTokenizer"}, {"type": "CharDelimiterSplit", "delimiter": "e"},
+         seq("pretokenizers", {"type": "WhitespaceSplit"}, {"type": "Punctuation", "behavior": "Removed"},
+             {"type": "Digits", "individual_digits": True}),
          seq("pretokenizers", {"type": "WhitespaceSplit"}, METASPACE[0])]
 BYTES = [byte_level(False, True), byte_level(True, True), byte_level(True, False), byte_level(False, False),
          seq("pretokenizers", split(GPT4), byte_level()), seq("pretokenizers", split(O200K), byte_level()),
@@ -116,9 +120,11 @@ SENTENCEPIECE_DECODERS = [
     seq("decoders", {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}),
     {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False},
     {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": True},
-    seq("decoders", {"type": "ByteFallback"}, replace("[aeiou]", "*", "Regex"), {"type": "Strip", "content": "t", "start": 1, "stop": 0}, {"type": "Fuse"}),
+    seq("decoders", {"type": "ByteFallback"}, replace("[aeiou]", "*", "Regex"), {"type": "Strip", "content": "t", "start": 1, "stop": 0},
+        {"type": "Fuse"}),
     seq("decoders", replace("\u2581", " "), {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 2, "stop": 0}), None]
-POST = [None, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}, "template", "template2", "bert", "roberta", "sequence"]
+POST = [None, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}, "template", "template2", "bert", "roberta",
+        "sequence"]
 
 
 def post_processor(name, ids):
@@ -265,7 +271,8 @@ def compare(spec, r, n, cmd):
         with open(os.path.join(d, "tokenizer.json"), "w") as f:
             json.dump(spec, f)
         lines = [{"id": f"e{i}", "text": c["text"], "add_special_tokens": c["add_special_tokens"]} for i, c in enumerate(encode)]
-        lines += [{"id": f"{'s' if skip else 'd'}{i}", "ids": c["ids"], "skip_special_tokens": skip} for i, c in enumerate(decode) for skip in (False, True)]
+        lines += [{"id": f"{'s' if skip else 'd'}{i}", "ids": c["ids"], "skip_special_tokens": skip} for i, c in enumerate(decode)
+                  for skip in (False, True)]
         out = subprocess.run([x.replace("{dir}", d) for x in cmd.split()], input="".join(json.dumps(x) + "\n" for x in lines), text=True,
                              capture_output=True, timeout=120)
     answers = {}
@@ -287,17 +294,28 @@ def compare(spec, r, n, cmd):
 
 KEPT = {  # name: fixed members; the others are random
     "byte-level-gpt2": dict(kind="bytes", size=120, pre=BYTES[1], normalizer=None, decoder=byte_level(), post="template2", added=["<think>", "mask"]),
-    "byte-level-o200k": dict(kind="bytes", size=120, pre=BYTES[5], normalizer={"type": "NFC"}, decoder=byte_level(), post="sequence", ignore_merges=True, added=["<|end|>"]),
-    "byte-level-deepseek": dict(kind="bytes", size=120, pre=BYTES[6], normalizer=seq("normalizers"), decoder=byte_level(), post="bert", added=["Day", "caf\u00e9"]),
-    "byte-level-normalizer": dict(kind="bytes", size=120, pre=split("\u0120", "MergedWithNext", kind="String"), normalizer={"type": "ByteLevel"}, decoder=byte_level(), post=None, added=["<|a b|>", "caf\u00e9"]),
+    "byte-level-o200k": dict(kind="bytes", size=120, pre=BYTES[5], normalizer={"type": "NFC"}, decoder=byte_level(), post="sequence",
+                             ignore_merges=True, added=["<|end|>"]),
+    "byte-level-deepseek": dict(kind="bytes", size=120, pre=BYTES[6], normalizer=seq("normalizers"), decoder=byte_level(), post="bert",
+                                added=["Day", "caf\u00e9"]),
+    "byte-level-normalizer": dict(kind="bytes", size=120, pre=split("\u0120", "MergedWithNext", kind="String"), normalizer={"type": "ByteLevel"},
+                                  decoder=byte_level(), post=None, added=["<|a b|>", "caf\u00e9"]),
     "bytes-inside-a-sequence": dict(kind="bytes", size=120, pre=BYTES[10], normalizer={"type": "NFKD"}, decoder=None, post="roberta", added=["mask"]),
-    "gemma-like": dict(kind="sentencepiece", size=440, pre=split(" ", "MergedWithPrevious", kind="String"), normalizer=replace(" ", "\u2581"), byte_fallback=True, fuse_unk=True, decoder=SENTENCEPIECE_DECODERS[1], post="template", added=["\n\n\n"]),
-    "phi-like": dict(kind="sentencepiece", size=440, pre=None, normalizer=NORMALIZERS[9], byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[0], post="template", added=["<|end|>", "<think>", "mask"]),
-    "metaspace-splits": dict(kind="sentencepiece", size=440, pre=METASPACE[0], normalizer=NORMALIZERS[6], byte_fallback=False, fuse_unk=False, decoder=SENTENCEPIECE_DECODERS[2], post=None, added=["Day"]),
-    "unigram": dict(kind="unigram", size=900, pre=METASPACE[6], normalizer="charsmap", decoder=SENTENCEPIECE_DECODERS[3], post="template2", added=["mask", "<|end|>"]),
-    "subword": dict(kind="subword", size=200, pre=PLAIN[-2], normalizer={"type": "Strip", "strip_left": True, "strip_right": True}, decoder=SENTENCEPIECE_DECODERS[7], post=None, added=["[INST]"]),
-    "expressions": dict(kind="sentencepiece", size=440, pre=split(r"\h+|\w*", "Contiguous"), normalizer=replace("x*", "-", "Regex"), byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[5], post=None, added=[]),
-    "properties": dict(kind="sentencepiece", size=440, pre=seq("pretokenizers", split(r"\p{Han}+"), split(r"[[:alpha:]]+[[:punct:]]?"), split(r"\w|\p{Punct}", "MergedWithNext")), normalizer=None, byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[1], post=None, added=[]),
+    "gemma-like": dict(kind="sentencepiece", size=440, pre=split(" ", "MergedWithPrevious", kind="String"), normalizer=replace(" ", "\u2581"),
+                       byte_fallback=True, fuse_unk=True, decoder=SENTENCEPIECE_DECODERS[1], post="template", added=["\n\n\n"]),
+    "phi-like": dict(kind="sentencepiece", size=440, pre=None, normalizer=NORMALIZERS[9], byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[0],
+                     post="template", added=["<|end|>", "<think>", "mask"]),
+    "metaspace-splits": dict(kind="sentencepiece", size=440, pre=METASPACE[0], normalizer=NORMALIZERS[6], byte_fallback=False, fuse_unk=False,
+                             decoder=SENTENCEPIECE_DECODERS[2], post=None, added=["Day"]),
+    "unigram": dict(kind="unigram", size=900, pre=METASPACE[6], normalizer="charsmap", decoder=SENTENCEPIECE_DECODERS[3], post="template2",
+                    added=["mask", "<|end|>"]),
+    "subword": dict(kind="subword", size=200, pre=PLAIN[-2], normalizer={"type": "Strip", "strip_left": True, "strip_right": True},
+                    decoder=SENTENCEPIECE_DECODERS[7], post=None, added=["[INST]"]),
+    "expressions": dict(kind="sentencepiece", size=440, pre=split(r"\h+|\w*", "Contiguous"), normalizer=replace("x*", "-", "Regex"),
+                        byte_fallback=True, decoder=SENTENCEPIECE_DECODERS[5], post=None, added=[]),
+    "properties": dict(kind="sentencepiece", size=440, pre=seq("pretokenizers", split(r"\p{Han}+"), split(r"[[:alpha:]]+[[:punct:]]?"),
+                                                               split(r"\w|\p{Punct}", "MergedWithNext")), normalizer=None, byte_fallback=True,
+                       decoder=SENTENCEPIECE_DECODERS[1], post=None, added=[]),
 }
 STREAMED = ["gemma-like", "phi-like"]  # by bytes if there is no entry
 N_TEXTS = {"properties": 80, "unigram": 40}  # 16 for the others
@@ -333,7 +351,8 @@ def main():
         bad += len(wrong)
         if wrong:
             parts = {k: spec[k] for k in ("normalizer", "pre_tokenizer", "decoder")}
-            print(f"FAIL seed {o.seed} number {i}: {len(wrong)} of {n}", ascii(json.dumps(parts, ensure_ascii=False))[:600], {k: v for k, v in spec["model"].items() if k not in ("vocab", "merges")})
+            print(f"FAIL seed {o.seed} number {i}: {len(wrong)} of {n}", ascii(json.dumps(parts, ensure_ascii=False))[:600],
+                  {k: v for k, v in spec["model"].items() if k not in ("vocab", "merges")})
             for w in wrong[:2]:
                 print("   ", *w)
     print(f"{total} compared, {bad} differ, {refused} tokenizers that the library refuses")
