@@ -19,8 +19,8 @@
 enum {
     WORLD_PAGE_TOKENS = 16,
     WORLD_PAGES = 64,
-    WORLD_ROUTER = 7, /* incarnation of the router that speaks, unless a test says another one */
-    WORLD_MAX = 4,    /* workers, and routers of a worker */
+    WORLD_ROUTER = 77, /* incarnation of the router that speaks, unless a test says another one; as node_id() */
+    WORLD_MAX = 4,     /* workers, and routers of a worker */
 };
 
 /* Kinds of legs and of a worker's messages, in short. */
@@ -54,6 +54,8 @@ static struct node_worker workers[WORLD_MAX];
 static uint32_t n_workers;
 /* Of workers that are opened from now on. "cpu" takes 0.1 s to draw its weights. */
 static const char *world_engine = "sim", *world_decode_us = "0,0,0";
+
+static bool world_has_net; /* transfers of workers that are opened from now on use TCP */
 
 /* ------------------------------------------------------------------ workers */
 
@@ -90,7 +92,8 @@ static inline enum td_status world_try(const char *role, const char *const *more
     enum options_action action;
     const struct options table = {
         .program = "worker", .usage = "", .about = "", .env_prefix = NULL, .table = WORKER_OPTIONS};
-    world_hub = world_hub ? world_hub : xfer_hub_open();
+    if (!world_hub && !world_has_net)
+        world_hub = xfer_hub_open();
     config.hub = world_hub;
     snprintf(name, sizeof(name), "%c%u", *role, n_workers);
     while (more && *more)
@@ -329,7 +332,7 @@ static inline void check_end(const struct router_end *r, uint64_t counter, enum 
 
 struct tokens { /* of one leg, by position */
     uint32_t n, ids[LEG_MAX_IDS];
-    const Tandem__Worker__V1__Token *last;
+    const Tandem__Worker__V1__Token *first, *last;
 };
 
 /* All tokens of the leg. Their positions must be [from, from + n), each once and in order. */
@@ -345,6 +348,7 @@ static inline struct tokens tokens_from(const struct router_end *r, uint64_t cou
                 continue;
             ck_assert_uint_eq(token->position, from + t.n);
             t.ids[t.n++] = token->token;
+            t.first = t.first ? t.first : token;
             t.last = token;
         }
     }
