@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether the entry in bucket i, whose search begins at bucket home, is still found when it is in the hole. */
+/* Whether the entry in bucket i, whose search begins at bucket home, is still found in the hole. */
 static inline bool probing_fills(uint64_t hole, uint64_t i, uint64_t home, uint64_t mask)
 {
     return ((i - home) & mask) >= ((i - hole) & mask);

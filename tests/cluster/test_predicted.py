@@ -1,9 +1,9 @@
 """How well the router predicts the time to the first token on the CPU engine: real compute, learned from its
 own steps.
 
-Default: bounds that hold beside other programs; where the machine is so unsteady that calls of nearly the same
-length differ more than that from one another, the prediction may err as much as they do. TANDEM_LONG=predicted:
-what is promised, 15 % (median) and 30 % (p90).
+Default: bounds that hold beside other programs; where the machine is so unsteady that calls of nearly the
+same length differ more than that from one another, the prediction may err as much as they do.
+TANDEM_LONG=predicted: what is promised, 15 % (median) and 30 % (p90).
 """
 import os, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))

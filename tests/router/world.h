@@ -12,8 +12,8 @@
 
 #include <inttypes.h>
 
-#include "calls.h"
 #include "router/router_internal.h"
+#include "tests/calls.h"
 #include "tests/tap.h"
 #include "worker/link.h"
 
