@@ -316,7 +316,7 @@ static bool go_on(struct ssd *s, uint64_t need)
     struct ssd_room *r = &s->room;
     uint64_t excess;
     note_background(s);
-    /* Asked before the directory is measured, or files that go in between would be in a size taken as final. */
+    /* Before the directory is measured, or files that go in between would be in a size taken as final. */
     bool is_busy = is_at_work(s);
     ssd_measure(s);
     enum room_state was = r->state;
