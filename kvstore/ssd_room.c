@@ -309,8 +309,11 @@ static bool start_in_need(struct ssd *s)
     return true;
 }
 
-/* A round has ended; true if another one goes on. If nothing fits after a collection that began early, a
- * second one is made before the owner is asked to evict: it also collects what was deleted meanwhile. */
+/*
+ * A round has ended; true if another one goes on. If nothing fits after a collection that began early, or
+ * during which blocks were deleted (the writer goes on while there is room), another one is made before the
+ * owner is asked to evict. That ends, because the writer, which also deletes, waits then.
+ */
 static bool go_on(struct ssd *s, uint64_t need)
 {
     struct ssd_room *r = &s->room;
@@ -334,7 +337,7 @@ static bool go_on(struct ssd *s, uint64_t need)
     r->state = ROOM_IDLE;
     if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions shall move as little as possible */
         set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
-    if (!s->broken && is_full && !r->is_in_need)
+    if (!s->broken && is_full && (!r->is_in_need || s->dead_bytes))
         return start_in_need(s);
     r->is_in_need = false;
     r->must_evict = is_full;
