@@ -51,8 +51,7 @@ void *replay_map(size_t len_bytes)
 
 static uint32_t scaled(const struct replay *r, uint32_t n)
 {
-    double tokens = round(n * r->o.length_scale);
-    return tokens < 1 ? 1 : (uint32_t)tokens;
+    return (uint32_t)fmin(fmax(round(n * r->o.length_scale), 1), UINT32_MAX);
 }
 
 uint32_t replay_prompt_tokens(const struct replay *r, uint64_t index)
@@ -72,26 +71,13 @@ uint32_t replay_output_tokens(const struct replay *r, uint64_t index)
 static void make_slot(struct replay *r, uint64_t i)
 {
     const struct trace_request *t = &r->trace->requests[i];
-    r->slots[i] = (struct replay_slot){.q = {.tenant = t->tenant,
-                                             .n_prompt = replay_prompt_tokens(r, i),
-                                             .n_asked = replay_output_tokens(r, i),
-                                             .ttft_slo_ms = t->ttft_ms,
-                                             .tpot_slo_ms = t->tpot_ms,
-                                             .prefill = -1,
-                                             .decode = -1,
-                                             .ttft_ms = NAN,
-                                             .tpot_ms = NAN,
-                                             .e2e_ms = NAN,
-                                             .queue_ms = NAN,
-                                             .load_ms = NAN,
-                                             .prefill_ms = NAN,
-                                             .transfer_ms = NAN,
-                                             .predicted_ttft_ms = NAN,
-                                             .first_gap_ms = NAN,
-                                             .predicted_tpot_ms = NAN,
-                                             .predicted_first_gap_ms = NAN,
-                                             .refused_after_ms = NAN,
-                                             .retry_after_ms = NAN}};
+    struct report_request q = REPORT_REQUEST_NONE;
+    q.tenant = t->tenant;
+    q.n_prompt = replay_prompt_tokens(r, i);
+    q.n_asked = replay_output_tokens(r, i);
+    q.ttft_slo_ms = t->ttft_ms;
+    q.tpot_slo_ms = t->tpot_ms;
+    r->slots[i] = (struct replay_slot){.q = q};
 }
 
 /* When request i is due, in ms since the start: at its arrival in the trace or, with --poisson, a random time

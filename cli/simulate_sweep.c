@@ -192,7 +192,9 @@ static void make_json(const struct sweep *s, struct bytes *out)
 {
     bytes_printf(out, "{\"points\":[");
     for (uint32_t i = 0; i < s->n_points; i++) {
-        bytes_printf(out, "%s{\"point\":\"%s\",\"report\":", i ? "," : "", s->points[i]->overrides);
+        bytes_printf(out, "%s{\"point\":", i ? "," : "");
+        report_write_text(s->points[i]->overrides, out);
+        bytes_printf(out, ",\"report\":");
         report_json(&s->points[i]->report.run, false, out);
         bytes_printf(out, "}");
     }

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "base/endian.h"
 #include "base/mem.h"
+#include "base/probing.h"
 
 enum {
     FILE_HEADER_BYTES = 30,
@@ -129,13 +130,12 @@ static void note_place(struct blobs *b, const struct place *p)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Empties a bucket. Later entries of the same run move up, so that no hole ends a search early (Knuth,
- * 6.4, algorithm R). Call under the lock; returns the number of entries looked at. */
+/* Empties a bucket. Call under the lock; returns the number of entries looked at. */
 static uint64_t empty_bucket(struct shard *s, uint64_t hole)
 {
     uint64_t mask = s->cap - 1, n = 1;
     for (uint64_t i = (hole + 1) & mask; s->table[i].len_bytes; i = (i + 1) & mask, n++)
-        if (((i - home_of(s->cap, &s->table[i].key)) & mask) >= ((i - hole) & mask)) {
+        if (probing_fills(hole, i, home_of(s->cap, &s->table[i].key), mask)) {
             s->table[hole] = s->table[i];
             hole = i;
         }

@@ -100,8 +100,10 @@ static void await_deletions(struct ssd *s)
         ms += (int)(step.tv_nsec / (long)NS_PER_MS);
         step.tv_nsec += step.tv_nsec < 32 * (long)NS_PER_MS ? step.tv_nsec : 0;
     }
-    if (n < r->n_unknown || (!atomic_load(&r->is_cancelled) && !is_at_work(s)))
+    if (n < r->n_unknown)
         r->n_unknown = n;
+    else if (!atomic_load(&r->is_cancelled) && !is_at_work(s))
+        r->n_unknown = count_uncounted(s); /* again: work that ended just now has deleted its files */
 }
 
 /* The caller makes sure that the database stays open meanwhile. with_values: moves values, too. */
@@ -307,18 +309,23 @@ static bool start_in_need(struct ssd *s)
     return true;
 }
 
-/* A round has ended; true if another one goes on. If nothing fits after a collection that began early, a
- * second one is made before the owner is asked to evict: it also collects what was deleted meanwhile. */
+/*
+ * A round has ended; true if another one goes on. If nothing fits after a collection that began early, or
+ * during which blocks were deleted (the writer goes on while there is room), another one is made before the
+ * owner is asked to evict. That ends, because the writer, which also deletes, waits then.
+ */
 static bool go_on(struct ssd *s, uint64_t need)
 {
     struct ssd_room *r = &s->room;
     uint64_t excess;
     note_background(s);
+    /* Before the directory is measured, or files that go in between would be in a size taken as final. */
+    bool is_busy = is_at_work(s);
     ssd_measure(s);
     enum room_state was = r->state;
     r->state = ROOM_MERGING; /* so that size_bytes is the directory's size again */
     bool is_full = !fits(s, need, &excess), is_enough = atomic_load(&s->dir_bytes) <= goal_bytes(s);
-    if (!s->broken && is_full && is_at_work(s)) {
+    if (!s->broken && is_full && is_busy) {
         r->state = was;
         return true; /* copies lie beside their originals: look again later */
     }
@@ -330,7 +337,7 @@ static bool go_on(struct ssd *s, uint64_t need)
     r->state = ROOM_IDLE;
     if (!s->broken && r->cutoff > 0) /* RocksDB's own compactions shall move as little as possible */
         set_options(s, least_part(ssd_property(s, "rocksdb.num-blob-files")));
-    if (!s->broken && is_full && !r->is_in_need)
+    if (!s->broken && is_full && (!r->is_in_need || s->dead_bytes))
         return start_in_need(s);
     r->is_in_need = false;
     r->must_evict = is_full;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/probing.h"
 
 /* A tenant and its eviction orders. The slot of a tenant without entries may be given to another tenant. */
 struct table_tenant {
@@ -167,18 +168,15 @@ struct store_entry *table_add(struct store_table *t, const struct block_key *key
     return e;
 }
 
-/* Removes the entry and frees it. Later entries of the same run move up, so that no hole ends a search
- * early (Knuth, The Art of Computer Programming, 6.4, algorithm R). */
+/* Removes the entry and frees it. */
 static void remove_entry(struct store_table *t, struct store_entry *e)
 {
     uint64_t mask = t->cap - 1, hole = bucket(t, &e->key);
-    for (uint64_t i = (hole + 1) & mask; t->buckets[i]; i = (i + 1) & mask) {
-        uint64_t from_home = (i - home(t, &t->buckets[i]->key)) & mask;
-        if (from_home < ((i - hole) & mask))
-            continue;
-        t->buckets[hole] = t->buckets[i];
-        hole = i;
-    }
+    for (uint64_t i = (hole + 1) & mask; t->buckets[i]; i = (i + 1) & mask)
+        if (probing_fills(hole, i, home(t, &t->buckets[i]->key), mask)) {
+            t->buckets[hole] = t->buckets[i];
+            hole = i;
+        }
     t->buckets[hole] = NULL;
     t->n_entries--;
     t->n_kept -= e->is_kept;

@@ -5,6 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+const struct report_request REPORT_REQUEST_NONE = {.prefill = -1,
+                                                   .decode = -1,
+                                                   .ttft_ms = NAN,
+                                                   .tpot_ms = NAN,
+                                                   .e2e_ms = NAN,
+                                                   .queue_ms = NAN,
+                                                   .load_ms = NAN,
+                                                   .prefill_ms = NAN,
+                                                   .transfer_ms = NAN,
+                                                   .predicted_ttft_ms = NAN,
+                                                   .first_gap_ms = NAN,
+                                                   .predicted_tpot_ms = NAN,
+                                                   .predicted_first_gap_ms = NAN,
+                                                   .refused_after_ms = NAN,
+                                                   .retry_after_ms = NAN};
+
 /* -------------------------------------------------------------- statistics */
 
 enum { RADIX_BITS = 11, RADIX = 1 << RADIX_BITS, RADIX_PASSES = 6 };

@@ -55,6 +55,9 @@ struct report_request {
     const float *token_ms; /* [n_output] ms since arrival; borrowed; NULL: not kept */
 };
 
+/* Nothing is known of it yet: no worker, no times. */
+extern const struct report_request REPORT_REQUEST_NONE;
+
 /* Who computed the request: two workers, a decode worker alone, or a prefill worker alone. */
 enum report_plan { REPORT_PLAN_UNKNOWN, REPORT_SPLIT, REPORT_AGGREGATED, REPORT_KEPT, REPORT_PLANS };
 
@@ -166,6 +169,10 @@ struct report_point report_point_of(const struct report_run *run);
  * names the broken identity.
  */
 enum td_status report_check(const struct report_run *run, struct td_error *error_out);
+
+/* Appends a JSON string. Invalid UTF-8 becomes '?', and '<' is escaped, so that it can stand in a page's
+ * script. */
+void report_write_text(const char *text, struct bytes *out);
 
 void report_table(const struct report_run *run, struct bytes *out); /* appends the table for a terminal */
 /* Appends one JSON object; docs/replay.md has the format. with_requests adds every request, so that

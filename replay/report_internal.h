@@ -23,9 +23,5 @@ struct report_parts {
 };
 
 void report_write_json(const struct report_run *run, const struct report_parts *parts, struct bytes *out);
-/* Appends a JSON string. Invalid UTF-8 becomes '?', and '<' is escaped, so that it can stand in a page's
- * script. */
-void report_write_text(const char *text, struct bytes *out);
-
 /* Fills `offered` and `quarters` of a summary (report_offered.c). */
 void report_sum_offered(const struct report_run *run, struct report_summary *out);

@@ -552,7 +552,8 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     parse_role(h->role, &p->role);
     copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
     if (check_hello(p, h, &layout, &e) || (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
-        log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
+        if (strcmp(p->why, e.text)) /* it comes back every RETRY_REFUSED_MS with what it had */
+            log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
         refuse(p, e.text);
         return;
     }

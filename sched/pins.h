@@ -18,11 +18,11 @@ enum { PINS_MAX = 1 << 17 }; /* blocks */
 
 struct pin {
     struct block_key key;
-    uint64_t until_ns; /* 0: the place is free */
+    uint64_t until_ns; /* 0: the bucket is empty */
 };
 
 struct pins { /* all zero: empty */
-    struct pin *places;
+    struct pin *buckets;
     uint32_t cap, n;
     uint64_t next_ns; /* at or before the earliest end; 0: there are no pins */
 };

@@ -29,7 +29,7 @@ static bool is_wildcard(const char *address)
 {
     int n = host_len(address);
     return !n || (n == 7 && !memcmp(address, "0.0.0.0", 7)) || (n == 4 && !memcmp(address, "[::]", 4)) ||
-           (n == 2 && !memcmp(address, "::", 2));
+           (n == 2 && !memcmp(address, "::", 2)) || (n == 1 && *address == '*');
 }
 
 static enum td_status check_address(const char *option, const char *address, bool may_be_wildcard, struct td_error *e)
@@ -57,12 +57,13 @@ enum td_status reach_listen(const struct reach_config *config, char xfer_listen_
     if (s)
         return s;
     if (config->xfer_listen)
-        snprintf(xfer_listen_out, REACH_BYTES, "%s", config->xfer_listen);
+        snprintf(xfer_listen_out, REACH_BYTES, "%s", config->xfer_listen + (*config->xfer_listen == '*'));
     else if (is_unix(config->listen))
         /* A router that reaches a unix socket is on this host. */
         snprintf(xfer_listen_out, REACH_BYTES, "127.0.0.1:0");
     else
-        snprintf(xfer_listen_out, REACH_BYTES, "%.*s:0", host_len(config->listen), config->listen);
+        snprintf(xfer_listen_out, REACH_BYTES, "%.*s:0", *config->listen == '*' ? 0 : host_len(config->listen),
+                 config->listen);
     return TD_OK;
 }
 

@@ -16,7 +16,7 @@ enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
 struct registrar {
     struct registrar_config config;
     struct rpc_client *routers[MAX_ROUTERS];
-    bool told[MAX_ROUTERS]; /* the last call succeeded; only changes are logged */
+    enum rpc_code last[MAX_ROUTERS]; /* how the last call ended; only changes are logged */
     uint32_t n_routers;
     pthread_t thread;
     bool running, stop;
@@ -38,10 +38,21 @@ static void tell(struct registrar *r, uint32_t i)
                                    &tandem__admin__v1__join_response__descriptor, CALL_MS, &answer, &e);
     if (answer)
         protobuf_c_message_free_unpacked(answer, NULL);
-    if (code && (r->told[i] || code != RPC_UNAVAILABLE))
+    if (code && code != r->last[i])
         log_warn(r->config.log, "router does not take us address=%s why='%s: %s'", r->config.address,
                  rpc_code_name(code), e.text);
-    r->told[i] = !code;
+    r->last[i] = code;
+}
+
+static struct timespec time_from_now(uint32_t ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += ms % 1000 * 1000000L;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return t;
 }
 
 static void *run(void *arg)
@@ -52,9 +63,7 @@ static void *run(void *arg)
         pthread_mutex_unlock(&r->lock);
         for (uint32_t i = 0; i < r->n_routers; i++)
             tell(r, i);
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += REGISTER_MS / 1000;
+        struct timespec until = time_from_now(r->config.every_ms ? r->config.every_ms : REGISTER_MS);
         pthread_mutex_lock(&r->lock);
         if (!r->stop)
             pthread_cond_timedwait(&r->changed, &r->lock, &until);
@@ -78,7 +87,7 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
         enum td_status s = rpc_client_open(&c, &r->routers[r->n_routers], e);
         if (s)
             return s;
-        r->n_routers++;
+        r->last[r->n_routers++] = RPC_UNAVAILABLE; /* a router that is not up yet is no news */
         at += n + (at[n] == ',');
     }
     return TD_OK;
@@ -87,9 +96,13 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
 enum td_status registrar_open(const struct registrar_config *config, struct registrar **out, struct td_error *error_out)
 {
     struct registrar *r = mem_zalloc(sizeof(*r));
+    pthread_condattr_t attr;
     r->config = *config;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->changed, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* a wall clock that is set back must not delay a call */
+    pthread_cond_init(&r->changed, &attr);
+    pthread_condattr_destroy(&attr);
     enum td_status s = open_routers(r, error_out);
     if (s) {
         registrar_close(r);

@@ -1,7 +1,7 @@
 /*
- * Tells routers where this worker or store is, again every REGISTER_MS. So routers learn of a process that
- * joins, and a router that starts anew learns of all, without a list. For a router that knows the process
- * already, a call costs one comparison.
+ * Tells routers where this worker or store is, again every REGISTER_MS, also if they refuse it. So routers
+ * learn of a process that joins, and a router that starts anew learns of all, without a list. For a router
+ * that knows the process already, a call costs one comparison.
  *
  * Threads: one of its own.
  */
@@ -21,6 +21,7 @@ struct registrar_config {
     const char *address; /* this process's service, as routers reach it; borrowed */
     const char *secret;  /* borrowed; may be NULL */
     uint64_t incarnation;
+    uint32_t every_ms; /* 0: REGISTER_MS */
     const struct log *log;
 };
 

@@ -467,8 +467,11 @@ static void note_step(struct worker *w)
     pthread_mutex_unlock(&w->load_lock);
 }
 
-/* One engine step and what is due with it. Sleeps in the mailbox if there was nothing to compute. */
-static void step(struct worker *w)
+/*
+ * One engine step and what is due with it. If there was nothing to compute, sleeps in the mailbox for at
+ * most idle_ms.
+ */
+static void step(struct worker *w, uint32_t idle_ms)
 {
     uint64_t before = clock_now(&w->clock);
     leg_expire(w, before);
@@ -480,7 +483,7 @@ static void step(struct worker *w)
     leg_flush(w);
     note_load(w);
     w->backlog.changed |= rows && engine_last_step(w->engine).prefill_tokens;
-    uint32_t sleep_ms = backlog_tell(w, clock_now(&w->clock), IDLE_MS);
+    uint32_t sleep_ms = backlog_tell(w, clock_now(&w->clock), idle_ms);
     if (rows) {
         note_step(w);
         metrics_inc(w->counters, WORKER_STEPS, 1);
@@ -508,14 +511,18 @@ static void drain(struct worker *w)
         leg_cancel_all(w, TD_ERR_REFUSED, "worker is draining");
 }
 
+void worker_turn(struct worker *w, uint32_t idle_ms)
+{
+    take_mail(w);
+    step(w, idle_ms);
+    drain(w);
+}
+
 enum td_status worker_run(struct worker *w)
 {
     pthread_t beat_thread = thread_start("beat", beat, w);
-    while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && LIST_EMPTY(&w->legs) && !w->n_wire)) {
-        take_mail(w);
-        step(w);
-        drain(w);
-    }
+    while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && LIST_EMPTY(&w->legs) && !w->n_wire))
+        worker_turn(w, IDLE_MS);
     leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
     leg_flush(w);
     atomic_store(&w->beat_stop, true);

@@ -182,6 +182,11 @@ struct worker_work {
     uint64_t sender;   /* WORK_WANT, WORK_LOOKUP: incarnation of the process that sent the message */
 };
 
+/*
+ * One turn of worker_run(), for its thread: all mail, one step, and what a drain asks for. Sleeps at most
+ * idle_ms, and only if there was nothing to compute. Tests call it instead of worker_run().
+ */
+void worker_turn(struct worker *w, uint32_t idle_ms);
 struct worker_work *worker_work_new(enum worker_work_kind kind);
 struct xfer_id worker_new_id(struct worker *w);
 /* Adds a page and takes a transfer hold on it. Somebody else must hold the page already (kvpool.h). */

@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/select.h>
@@ -248,8 +249,14 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
     const char *listen = config->listen;
     bool is_unix = !strncmp(listen, "unix:", 5);
     const char *colon = strrchr(listen, ':');
+    char any[32];
     if (!colon)
         return td_fail(error_out, TD_ERR_INVALID, "listen: %s is neither HOST:PORT nor unix:/path", listen);
+    if (colon == listen || (colon == listen + 1 && *listen == '*')) { /* gRPC has one name for every address */
+        snprintf(any, sizeof(any), "[::]%.16s", colon);
+        listen = any;
+        colon = any + strlen("[::]");
+    }
     grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
     int port = grpc_server_add_http2_port(s->grpc, listen, creds);
     grpc_server_credentials_release(creds);

@@ -119,6 +119,8 @@ def test_routers_share_the_workers_and_one_that_dies_takes_its_requests_along():
         assert [o["reason"] for o in r["reasons"] if o["failed"]] == ["its router was lost"], r["reasons"]
         out = tandem("simulate", *args[:5], "--sweep", "routers=1..3", "--json").stdout
         assert [p["report"]["settings"]["routers"] for p in json.loads(out)["points"]] == [1, 2, 3]
+        out = tandem("simulate", *args[:5], "--sweep", 'label=a"b|c\\d', "--json").stdout
+        assert [p["point"] for p in json.loads(out)["points"]] == ['label=a"b', "label=c\\d"], out
 
 
 @test

@@ -30,23 +30,8 @@ static struct report_request REQUESTS[4];
 
 static struct report_run hand_made(void)
 {
-    const struct report_request none = {.prefill = -1,
-                                        .decode = -1,
-                                        .ttft_ms = NAN,
-                                        .tpot_ms = NAN,
-                                        .e2e_ms = NAN,
-                                        .queue_ms = NAN,
-                                        .load_ms = NAN,
-                                        .prefill_ms = NAN,
-                                        .transfer_ms = NAN,
-                                        .predicted_ttft_ms = NAN,
-                                        .first_gap_ms = NAN,
-                                        .predicted_tpot_ms = NAN,
-                                        .predicted_first_gap_ms = NAN,
-                                        .refused_after_ms = NAN,
-                                        .retry_after_ms = NAN};
     for (int i = 0; i < 4; i++)
-        REQUESTS[i] = none;
+        REQUESTS[i] = REPORT_REQUEST_NONE;
     struct report_request *q = REQUESTS;
     for (int i = 0; i < 3; i++) {
         q[i].token_ms = TOKENS[i];

@@ -1,6 +1,9 @@
 /*
  * A worker's stream as the router sees it (router/peer.c): what outlives the stream, and what doesn't.
  */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "world.h"
 
 enum { LIMIT_MS = 1500 };
@@ -137,11 +140,46 @@ START_TEST(test_a_worker_that_has_drained_is_said_once)
 }
 END_TEST
 
+/* ----------------------------------------------------------------- refusals */
+
+/* How often text stands in what was logged. */
+static uint32_t n_logged(int fd, const char *text)
+{
+    char all[8192];
+    ssize_t len = pread(fd, all, sizeof(all) - 1, 0);
+    uint32_t n = 0;
+    ck_assert_int_ge(len, 0);
+    all[len] = 0;
+    for (const char *at = all; (at = strstr(at, text)); at++)
+        n++;
+    return n;
+}
+
+START_TEST(test_a_refusal_is_logged_once_and_again_when_it_changes)
+{
+    struct peer *p = decode_peer();
+    router->log.fd = memfd_create("log", 0);
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    for (uint32_t i = 0; i < 6; i++) {
+        if (i % 3 == 0) /* two reasons, each of them three times */
+            router->layout.n_layers++;
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        world_says_hello(p, 101);
+        ck_assert_int_eq(p->state, PEER_REFUSED);
+        peer_gone(p, "OK: ");
+    }
+    ck_assert_uint_eq(n_logged(router->log.fd, "worker refused peer=d1"), 2);
+    close(router->log.fd);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("router_peer");
-    TCase *drains = tcase_create("drains");
+    TCase *drains = tcase_create("drains"), *refusals = tcase_create("refusals");
     suite_add_tcase(s, drains);
+    suite_add_tcase(s, refusals);
     tcase_add_checked_fixture(drains, setup, world_close);
     tcase_add_test(drains, test_a_drain_is_told_again_to_a_worker_that_was_silent);
     tcase_add_test(drains, test_a_drain_is_told_again_to_a_worker_whose_stream_broke);
@@ -149,5 +187,7 @@ int main(void)
     tcase_add_test(drains, test_a_drain_ends_with_the_process);
     tcase_add_test(drains, test_only_a_drain_that_was_asked_for_is_told);
     tcase_add_test(drains, test_a_worker_that_has_drained_is_said_once);
+    tcase_add_checked_fixture(refusals, setup, world_close);
+    tcase_add_test(refusals, test_a_refusal_is_logged_once_and_again_when_it_changes);
     return tap_main(s);
 }

@@ -258,6 +258,20 @@ START_TEST(test_rpc_second_server_on_one_port_is_refused)
 }
 END_TEST
 
+START_TEST(test_rpc_every_address_may_be_written_without_a_host)
+{
+    static const char *const ANY[] = {":0", "*:0", "[::]:0", "0.0.0.0:0"};
+    char address[64];
+    struct echo_service *e = echo_open(&(struct echo_config){.listen = ANY[_i]});
+    ck_assert_msg(e, "%s", ANY[_i]);
+    snprintf(address, sizeof(address), "127.0.0.1%s", strrchr(echo_address(e), ':'));
+    struct rpc_client *c = echo_client(address, 0);
+    ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
+    rpc_client_close(c);
+    echo_close(e);
+}
+END_TEST
+
 START_TEST(test_rpc_unix_socket_works)
 {
     char listen[64];
@@ -423,6 +437,7 @@ int main(void)
     tcase_add_test(tc, test_rpc_absent_server_is_unavailable_at_once);
     tcase_add_test(tc, test_rpc_client_finds_a_restarted_server);
     tcase_add_test(tc, test_rpc_second_server_on_one_port_is_refused);
+    tcase_add_loop_test(tc, test_rpc_every_address_may_be_written_without_a_host, 0, 4);
     tcase_add_test(tc, test_rpc_unix_socket_works);
     tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
     tcase_add_test(tc, test_rpc_frozen_client_is_noticed);

@@ -1,8 +1,10 @@
-#include "calls.h"
+#include "tests/calls.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/list.h"
 #include "base/mem.h"
 
 /* What keeping a message costs, about as in proto/rpc/rpc_call.c. */
@@ -12,9 +14,22 @@ struct rpc_client {
     char target[128];
 };
 
+enum { MAX_OPEN_CALLS = 256 };
+
 struct rpc_server {
+    LIST_ENTRY(rpc_server) in_list;
+    struct rpc_server_config config;
     char address[128];
+    struct rpc_call *calls[MAX_OPEN_CALLS]; /* one reference each, until on_end */
+    uint32_t n_calls;
 };
+
+static LIST_HEAD(, rpc_server) servers;
+static uint32_t last_port = 10000; /* for servers that listen on port 0 */
+/* Guards the sent messages and the ends of all calls. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+enum rpc_code (*calls_unary)(const char *target, const char *path, const ProtobufCMessage *request,
+                             struct td_error *text_out);
 
 struct rpc_call *call_open(void)
 {
@@ -81,7 +96,7 @@ const char *rpc_call_header(const struct rpc_call *call, const char *name)
 
 ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *message)
 {
-    (void)call;
+    call->is_taken = true;
     return (ProtobufCMessage *)(uintptr_t)message;
 }
 
@@ -114,12 +129,18 @@ static enum td_status keep(struct rpc_call *call, const ProtobufCMessage *messag
 
 enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *message)
 {
-    return keep(call, message, false);
+    pthread_mutex_lock(&lock);
+    enum td_status s = keep(call, message, false);
+    pthread_mutex_unlock(&lock);
+    return s;
 }
 
 enum td_status rpc_call_send_over(struct rpc_call *call, const ProtobufCMessage *message)
 {
-    return keep(call, message, true);
+    pthread_mutex_lock(&lock);
+    enum td_status s = keep(call, message, true);
+    pthread_mutex_unlock(&lock);
+    return s;
 }
 
 uint64_t rpc_call_queued_bytes(struct rpc_call *call)
@@ -129,13 +150,15 @@ uint64_t rpc_call_queued_bytes(struct rpc_call *call)
 
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms)
 {
+    pthread_mutex_lock(&lock);
     call->n_finishes++;
-    if (call->over || call->finished)
-        return;
-    call->finished = true;
-    call->code = code;
-    call->retry_after_ms = retry_after_ms;
-    snprintf(call->text, sizeof(call->text), "%s", text ? text : "");
+    if (!call->over && !call->finished) {
+        call->code = code;
+        call->retry_after_ms = retry_after_ms;
+        snprintf(call->text, sizeof(call->text), "%s", text ? text : "");
+        call->finished = true; /* last: a test may wait for it */
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* ------------------------------------------------------------ workers' streams */
@@ -145,7 +168,7 @@ void rpc_call_cancel(struct rpc_call *call)
     if (call->over)
         return;
     call->over = true;
-    if (call->handlers.on_end)
+    if (call->handlers.on_end && !call->server) /* a server hears of it later */
         call->handlers.on_end(call, RPC_CANCELLED, "cancelled");
 }
 
@@ -194,8 +217,14 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
                                struct td_error *error_out)
 {
     (void)error_out;
-    *out = mem_zalloc(sizeof(**out));
-    snprintf((*out)->address, sizeof((*out)->address), "%s", config->listen);
+    struct rpc_server *s = *out = mem_zalloc(sizeof(**out));
+    size_t n = strlen(config->listen);
+    s->config = *config;
+    if (n > 2 && !strcmp(config->listen + n - 2, ":0"))
+        snprintf(s->address, sizeof(s->address), "%.*s%u", (int)n - 1, config->listen, ++last_port);
+    else
+        snprintf(s->address, sizeof(s->address), "%s", config->listen);
+    LIST_INSERT_HEAD(&servers, s, in_list);
     return TD_OK;
 }
 
@@ -224,5 +253,85 @@ uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *
 
 void rpc_server_close(struct rpc_server *s)
 {
+    if (!s)
+        return;
+    while (s->n_calls)
+        call_leaves(s->calls[0]);
+    LIST_REMOVE(s, in_list);
     free(s);
+}
+
+/* --------------------------------------------------------- the test's side */
+
+static const struct rpc_method *find_method(const struct rpc_server *s, const char *path)
+{
+    for (uint32_t i = 0; i < s->config.n_methods; i++)
+        if (!strcmp(s->config.methods[i].path, path))
+            return &s->config.methods[i];
+    abort();
+}
+
+struct rpc_call *call_to(const char *address, const char *path)
+{
+    struct rpc_server *s;
+    LIST_FOREACH (s, &servers, in_list)
+        if (!strcmp(s->address, address))
+            break;
+    if (!s || s->n_calls == MAX_OPEN_CALLS)
+        abort();
+    const struct rpc_method *m = find_method(s, path);
+    struct rpc_call *call = call_open();
+    call->server = s;
+    call->request = m->request;
+    call->handlers = m->handlers;
+    call->max_queued_bytes = s->config.max_queued_bytes ? s->config.max_queued_bytes : 1 << 20;
+    s->calls[s->n_calls++] = rpc_call_ref(call);
+    m->on_open(call, s->config.user);
+    return call;
+}
+
+void call_says(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    if (!call->server)
+        return;
+    size_t len = protobuf_c_message_get_packed_size(message);
+    uint8_t *packed = mem_array(len ? len : 1, 1);
+    protobuf_c_message_pack(message, packed);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(call->request, NULL, len, packed);
+    free(packed);
+    if (!copy)
+        abort();
+    call->is_taken = false;
+    call->handlers.on_message(call, copy);
+    if (!call->is_taken)
+        protobuf_c_message_free_unpacked(copy, NULL);
+}
+
+void call_says_all(struct rpc_call *call)
+{
+    if (call->server && call->handlers.on_half_close)
+        call->handlers.on_half_close(call);
+}
+
+void call_leaves(struct rpc_call *call)
+{
+    struct rpc_server *s = call->server;
+    bool was_answered = call->finished && !call->over;
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->n_calls; i++)
+        if (s->calls[i] == call)
+            s->calls[i] = s->calls[--s->n_calls];
+    call->over = true;
+    call->server = NULL;
+    call->handlers.on_end(call, was_answered ? RPC_OK : call->finished ? call->code : RPC_CANCELLED, "");
+    rpc_call_unref(call);
+}
+
+enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCMessage *request,
+                        const ProtobufCMessageDescriptor *response, int64_t timeout_ms, ProtobufCMessage **response_out,
+                        struct td_error *text_out)
+{
+    (void)response, (void)timeout_ms, (void)response_out;
+    return calls_unary ? calls_unary(c->target, path, request, text_out) : RPC_UNAVAILABLE;
 }
