@@ -108,8 +108,8 @@ START_TEST(test_worker_tells_pins_to_the_other_routers_and_to_those_that_come)
     say_keep(a, data, 1);
     turn_all();
     uint64_t until = world_wall_ns() + 2 * NS_PER_MS;
-    while (world_wall_ns() < until)
-        turn_all();
+    while (world_wall_ns() < until) /* its end is not noticed yet */
+        ;
     struct router_end *d = world_attach(n, 10);
     turn_all();
     ck_assert_uint_eq(count_of(d, PINS), 0); /* it is over */
@@ -300,6 +300,41 @@ START_TEST(test_worker_withdraws_its_question_when_the_leg_is_cancelled)
     router_cancels(&n->routers[0], WORLD_ROUTER, 1);
     turn_all();
     check_end(&n->routers[0], 1, TD_ERR_CANCELLED, "cancelled");
+    check_quiet(n);
+    node_close(node);
+    world_close();
+}
+END_TEST
+
+START_TEST(test_worker_withdraws_its_question_when_a_leg_that_waits_is_cancelled)
+{
+    const char *const few[] = {"--pages", "4", "--max-context", "64", NULL};
+    struct node_worker *n = world_worker("prefill", few);
+    struct node *node = open_node();
+    struct store_keys_msg m;
+    const char *address = node->address;
+    xfer_want(n->w->xfer, &address, 1); /* they are connected */
+    turns_until(xfer_stats(n->w->xfer).peers_up == 1);
+    leg_make(&leg, AGGREGATED, 1, 0, 50);
+    router_sends_leg(&n->routers[0], &leg);
+    leg_make(&leg, AGGREGATED, 2, 1, 50);
+    name_source(node->address, true, 3);
+    router_sends_leg(&n->routers[0], &leg);
+    worker_turn(n->w, 0);
+    router_cancels(&n->routers[0], WORLD_ROUTER, 2);
+    worker_turn(n->w, 0);
+    check_end(&n->routers[0], 2, TD_ERR_CANCELLED, "cancelled");
+    wait_message(node, STORE_LOOKUP);
+    ck_assert_int_eq(store_keys_decode(node->message.data, node->message.len, &m), TD_OK);
+    const struct xfer_lease_params p = {.id = {m.id_incarnation, m.id_counter},
+                                        .reader_incarnation = n->w->incarnation, /* as stores do */
+                                        .reader_is_up = true,
+                                        .duration_ns = 1000 * NS_PER_S,
+                                        .on_end = node_on_lease_end,
+                                        .user = node};
+    xfer_lease_grant(node->x, &p);
+    NODE_WAIT(node, node->leases[m.id_counter % NODE_IDS].ends);
+    turns_until(end_of(&n->routers[0], 1));
     check_quiet(n);
     node_close(node);
     world_close();
@@ -504,6 +539,7 @@ int main(void)
     tcase_add_test(t, test_worker_loads_a_prefix_from_another_worker_and_computes_the_rest);
     tcase_add_test(t, test_worker_computes_what_a_source_does_not_give);
     tcase_add_test(t, test_worker_withdraws_its_question_when_the_leg_is_cancelled);
+    tcase_add_test(t, test_worker_withdraws_its_question_when_a_leg_that_waits_is_cancelled);
     tcase_add_test(t, test_worker_counts_what_a_store_had_in_dram_and_on_ssd);
     tcase_add_test(t, test_worker_leases_a_store_the_blocks_that_it_wants);
     tcase_add_test(t, test_worker_leases_nothing_for_a_want_of_nothing_or_beyond_the_offer);
