@@ -154,6 +154,8 @@ START_TEST(test_api_refuses_more_notes_than_calls_may_be_open)
     ck_assert_int_eq(calls[3]->code, RPC_RESOURCE_EXHAUSTED);
     ck_assert_double_eq(metrics_get(router->counters, ROUTER_NOTES_REFUSED), 2);
     router_turn(router);
+    ck_assert_uint_eq(atomic_load(&router->n_notes), 0);
+    ck_assert_uint_eq(atomic_load(&router->note_bytes), 0);
     for (int i = 0; i < 4; i++) {
         ck_assert_int_eq(calls[i]->code, i < 2 ? RPC_OK : RPC_RESOURCE_EXHAUSTED);
         door_close(calls[i]);

@@ -303,6 +303,9 @@ START_TEST(test_prefix_pin_that_was_ended_is_not_taken_up_again_from_a_peer_that
     pin(FOX, 0);
     says_pin(p, fox, MINUTE_MS, false); /* a client of another router wants it now */
     ck_assert_uint_eq(n_pinned(), fox.len / BLOCK_KEY_BYTES);
+    uint32_t before = told(router->peers[0], KEEP, NULL);
+    says_pin(router->peers[0], fox, MINUTE_MS, true); /* so a peer that has it still is told no end */
+    ck_assert_uint_eq(told(router->peers[0], KEEP, NULL), before);
     pin(FOX, 0);
     pin(FOX, MINUTE_MS); /* and so does one of ours: what was ended is forgotten */
     says_pin(p, fox, MINUTE_MS, true);
