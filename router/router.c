@@ -351,18 +351,22 @@ static void tick(struct router *r)
                 index_dropped(r->index) - metrics_get(r->counters, ROUTER_INDEX_DROPPED));
 }
 
+void router_turn(struct router *r)
+{
+    take_mail(r);
+    uint64_t now = clock_now(&r->clock);
+    if (now >= r->next_tick_ns) {
+        tick(r);
+        r->next_tick_ns = now + TICK_MS * NS_PER_MS;
+    }
+    place_queued(r);
+}
+
 enum td_status router_run(struct router *r)
 {
-    uint64_t next_tick = 0;
     while (!atomic_load(&r->forced) && !(atomic_load(&r->stopping) && TAILQ_EMPTY(&r->requests) &&
                                          !atomic_load(&r->n_texts) && !atomic_load(&r->n_notes))) {
-        take_mail(r);
-        uint64_t now = clock_now(&r->clock);
-        if (now >= next_tick) {
-            tick(r);
-            next_tick = now + TICK_MS * NS_PER_MS;
-        }
-        place_queued(r);
+        router_turn(r);
         mailbox_wait(&r->mailbox, TICK_MS);
     }
     while (!TAILQ_EMPTY(&r->requests))

@@ -378,6 +378,7 @@ struct router {
     struct unpinned *unpinned; /* pins that ended early, for peers that were away then; NULL: none */
     /* Requests are placed: all peers told their blocks, or had time to (settled()). */
     bool ready;
+    uint64_t next_tick_ns;   /* when tick() runs next */
     uint64_t next_unread_ns; /* when to look next for clients that do not read */
     uint64_t away_ns;        /* absence.away_ns at the latest such look */
     /* When the router started; when router_can_serve() was last true. By router_patience(). */
@@ -421,6 +422,12 @@ enum td_status adapters_match(const struct router *r, const Tandem__Worker__V1__
 enum td_status adapters_ask(struct router *r, const struct params *p, struct td_error *error_out);
 /* Owner thread. The adapter that p asks for; NULL: p asks for none. */
 const struct served_adapter *adapters_served(const struct router *r, const struct params *p);
+
+/*
+ * router.c. One turn of router_run(), for its thread: all mail, what time makes due, and placing. Never waits. Tests call
+ * it instead of router_run().
+ */
+void router_turn(struct router *r);
 
 /* api.c: the methods of the client API, on rpc threads. */
 extern const struct rpc_method ROUTER_METHODS[];

@@ -408,6 +408,37 @@ START_TEST(test_handover_token_and_its_likeliest_go_to_the_router_once)
 }
 END_TEST
 
+/* Whether the end of a pull is in the worker's mailbox. */
+static bool has_pull_end(struct worker *w)
+{
+    bool has = false;
+    pthread_mutex_lock(&w->mailbox.lock);
+    for (const struct mail *m = w->mailbox.head; m; m = m->next)
+        has |= ((const struct worker_work *)m)->kind == WORK_PULL_END;
+    pthread_mutex_unlock(&w->mailbox.lock);
+    return has;
+}
+
+START_TEST(test_handover_token_of_a_leg_that_is_cancelled_before_it_was_sent_is_dropped)
+{
+    uint8_t tail[FIRST_TOKEN_MAX_BYTES];
+    struct node *node;
+    struct node_worker *n = open_with_node(&node);
+    hand_over(node, 3, tail, first_token_encode(&(struct sampled){.id = 9}, tail));
+    uint64_t limit = world_wall_ns() + 20 * NS_PER_S;
+    while (!has_pull_end(n->w))
+        ck_assert(world_wall_ns() < limit);
+    router_cancels(&n->routers[0], WORLD_ROUTER, 1); /* handled in the same turn */
+    worker_turn(n->w, 1);
+    check_end(&n->routers[0], 1, TD_ERR_CANCELLED, "cancelled");
+    ck_assert_uint_eq(tokens_of(&n->routers[0], 1).n, 0);
+    ck_assert_uint_eq(n->w->n_out, 0);
+    check_quiet(n);
+    node_close(node);
+    world_close();
+}
+END_TEST
+
 START_TEST(test_handover_first_token_that_is_a_stop_id_ends_the_decode_leg_with_it)
 {
     uint8_t tail[FIRST_TOKEN_MAX_BYTES];
@@ -514,6 +545,7 @@ int main(void)
     tcase_add_loop_test(t, test_handover_of_something_else_ends_the_leg_and_leaves_nothing, 0, N_WRONG);
     tcase_add_test(t, test_handover_of_more_pages_than_the_prompt_has_is_refused);
     tcase_add_test(t, test_handover_token_and_its_likeliest_go_to_the_router_once);
+    tcase_add_test(t, test_handover_token_of_a_leg_that_is_cancelled_before_it_was_sent_is_dropped);
     tcase_add_test(t, test_handover_first_token_that_is_a_stop_id_ends_the_decode_leg_with_it);
     tcase_add_test(t, test_handover_tail_has_the_token_that_the_router_was_told);
     tcase_add_test(t, test_handover_is_not_given_to_another_reader);

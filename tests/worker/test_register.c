@@ -2,7 +2,6 @@
  * Registration with routers, which are functions in this process (calls_unary in tests/calls.h), and the
  * addresses that a worker tells.
  */
-#include <fcntl.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -60,19 +59,27 @@ static void set_answer(uint32_t i, enum rpc_code code)
     pthread_mutex_unlock(&lock);
 }
 
-/* Waits until router i was called n times more. */
-static void wait_calls(uint32_t i, uint32_t n)
+/* Waits until router i was called n times in all. */
+static void wait_all_calls(uint32_t i, uint32_t n)
 {
     struct timespec until;
     int late = 0;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LATE_S;
     pthread_mutex_lock(&lock);
-    uint32_t from = routers[i].n_calls;
-    while (routers[i].n_calls < from + n && !late)
+    while (routers[i].n_calls < n && !late)
         late = pthread_cond_timedwait(&changed, &lock, &until);
     pthread_mutex_unlock(&lock);
     ck_assert_msg(!late, "router %u was not called", i);
+}
+
+/* Waits until router i was called n times more. */
+static void wait_calls(uint32_t i, uint32_t n)
+{
+    pthread_mutex_lock(&lock);
+    uint32_t all = routers[i].n_calls + n;
+    pthread_mutex_unlock(&lock);
+    wait_all_calls(i, all);
 }
 
 /* A log that the test can read. */
@@ -177,7 +184,7 @@ START_TEST(test_register_close_does_not_wait_for_the_next_call)
     open_log();
     router_of("a:1");
     struct registrar *r = open_with("a:1", 3600000);
-    wait_calls(0, 1);
+    wait_all_calls(0, 1);
     uint64_t began = world_wall_ns();
     registrar_close(r);
     ck_assert_uint_lt(world_wall_ns() - began, 5 * NS_PER_S);
@@ -238,8 +245,7 @@ static struct node_worker *open_worker(const char *const *more, Tandem__Worker__
     router_of("r:1");
     world_has_net = true;
     struct node_worker *n = world_worker("prefill", more);
-    while (!routers[0].n_calls)
-        wait_calls(0, 1);
+    wait_all_calls(0, 1);
     *hello_out = message_at(&n->routers[0], 0)->hello;
     return n;
 }
