@@ -70,9 +70,16 @@ class Proc:
             self.kill(signal.SIGUSR1)
 
     def stop(self, timeout=20):
+        self.tell_to_end()
+        return self.await_end(timeout)
+
+    def tell_to_end(self):
         if self.child and self.child.poll() is None:
             self.child.send_signal(signal.SIGCONT)
             self.child.terminate()
+
+    def await_end(self, timeout=20):
+        if self.child and self.child.poll() is None:
             try:
                 self.child.wait(timeout * SLOW)
             except subprocess.TimeoutExpired:
@@ -145,9 +152,13 @@ class Cluster:
         return [r.address for r in self.routers]
 
     def close(self):
-        for p in [*self.routers, *self.workers]:
-            if p:
-                p.stop()
+        stores = [w for w in self.workers if w.role == "store"]
+        # Routers first, so that nothing counts as lost; stores last, because workers write to them.
+        for group in ([r for r in self.routers if r], [w for w in self.workers if w not in stores], stores):
+            for p in group:
+                p.tell_to_end()  # once: a second time would not wait for anything
+            for p in group:
+                p.await_end()
         if self.dir and not os.environ.get("TANDEM_KEEP"):
             shutil.rmtree(self.dir, ignore_errors=True)
         atexit.unregister(self.close)
