@@ -228,23 +228,25 @@ class Cluster:
         return out.returncode, json.loads(out.stdout)
 
 
-_ports = set()
+_claims = []
 
 
 def free_port():
     """A port below those that the kernel gives to connections, so that a process that is started again finds
-    its port free. Never returns a port twice."""
+    its port free. No two calls return the same port, also in test programs that run at the same time: a socket
+    with the port's name claims it until this program ends."""
     while True:
         port = random.SystemRandom().randrange(10000, 32000)
-        if port in _ports:
-            continue
-        _ports.add(port)
-        with socket.socket() as s:
-            try:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0tandem-test-port-{port}")
+            with socket.socket() as s:
                 s.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
 
 
 def changed_model(name, change, of=DEMO):
