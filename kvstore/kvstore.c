@@ -10,12 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "base/random.h"
-#include "base/thread.h"
+#include "base/ticker.h"
 #include "kvstore/kvstore_internal.h"
 #include "worker/sizes.h"
 
@@ -197,14 +196,9 @@ static void send_load(struct kvstore *s)
     link_server_send_all(s->links, &m);
 }
 
-static void *beat(void *arg)
+static void beat(void *arg)
 {
-    struct kvstore *s = arg;
-    while (!atomic_load(&s->beat_stop)) {
-        send_load(s);
-        nanosleep(&(struct timespec){.tv_nsec = BEAT_MS * 1000000L}, NULL);
-    }
-    return NULL;
+    send_load(arg);
 }
 
 /* ------------------------------------------------------------ main thread */
@@ -306,7 +300,7 @@ static void take_mail(struct kvstore *s)
 
 enum td_status kvstore_run(struct kvstore *s)
 {
-    pthread_t beat_thread = thread_start("beat", beat, s);
+    struct ticker *beats = ticker_start("beat", BEAT_MS * NS_PER_MS, beat, s);
     while (!atomic_load(&s->forced) && !(atomic_load(&s->stopping) && !s->n_wire && tier_is_settled(s))) {
         take_mail(s);
         /* Limits on readers and on this store's own SSD are judged by this time, which leaves out our
@@ -322,8 +316,7 @@ enum td_status kvstore_run(struct kvstore *s)
         note_load(s);
         mailbox_wait(&s->mailbox, is_waiting ? WAITING_MS : IDLE_MS);
     }
-    atomic_store(&s->beat_stop, true);
-    pthread_join(beat_thread, NULL);
+    ticker_stop(beats);
     /* Routers hear that the store leaves, so that they don't count it as lost. */
     send_load(s);
     return TD_OK;

@@ -160,7 +160,7 @@ struct kvstore {
     /* Guards audit, which the thread "beat" reads: a few words, no queue is needed. */
     pthread_mutex_t load_lock;
     struct table_audit audit;
-    _Atomic bool stopping, forced, beat_stop;
+    _Atomic bool stopping, forced;
     bool is_closing; /* the main loop has ended: mail is only freed */
 };
 

@@ -25,7 +25,7 @@
 #include "base/mem.h"
 #include "base/process.h"
 #include "base/random.h"
-#include "base/thread.h"
+#include "base/ticker.h"
 #include "engine/weight_cache.h"
 #include "sched/scheduler.h"
 #include "worker/sizes.h"
@@ -288,15 +288,10 @@ static void send_load(struct worker *w)
     link_server_send_all(w->links, &m);
 }
 
-/* The beat thread. It never computes, so that a router does not take a long step for a death. */
-static void *beat(void *arg)
+/* On the beat thread, which never computes, so that a router does not take a long step for a death. */
+static void beat(void *arg)
 {
-    struct worker *w = arg;
-    while (!atomic_load(&w->beat_stop)) {
-        send_load(w);
-        nanosleep(&(struct timespec){.tv_nsec = BEAT_MS * 1000000L}, NULL);
-    }
-    return NULL;
+    send_load(arg);
 }
 
 /* ---------------------------------------------------------- engine thread */
@@ -520,13 +515,12 @@ void worker_turn(struct worker *w, uint32_t idle_ms)
 
 enum td_status worker_run(struct worker *w)
 {
-    pthread_t beat_thread = thread_start("beat", beat, w);
+    struct ticker *beats = ticker_start("beat", BEAT_MS * NS_PER_MS, beat, w);
     while (!atomic_load(&w->forced) && !(atomic_load(&w->stopping) && LIST_EMPTY(&w->legs) && !w->n_wire))
         worker_turn(w, IDLE_MS);
     leg_cancel_all(w, TD_ERR_PEER_LOST, "worker is stopping");
     leg_flush(w);
-    atomic_store(&w->beat_stop, true);
-    pthread_join(beat_thread, NULL);
+    ticker_stop(beats);
     return TD_OK;
 }
 

@@ -161,7 +161,7 @@ struct worker {
     struct rls loading;
     /* Predicts the ms of a load from other workers, from {1, blocks}. */
     struct rls fetching;
-    _Atomic bool stopping, forced, beat_stop;
+    _Atomic bool stopping, forced;
 };
 
 /* Mail to the engine thread: LINK comes from rpc threads, STOP from worker_stop(), the others from xfer. */

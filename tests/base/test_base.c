@@ -23,6 +23,7 @@
 #include "base/queue.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "base/ticker.h"
 #include "tests/tap.h"
 
 START_TEST(test_status_groups_decide_the_reaction)
@@ -775,6 +776,32 @@ START_TEST(test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves)
 }
 END_TEST
 
+static void count_tick(void *arg)
+{
+    atomic_fetch_add((_Atomic uint32_t *)arg, 1);
+}
+
+START_TEST(test_ticker_calls_again_and_again_and_ends_at_once)
+{
+    struct clock clock;
+    _Atomic uint32_t n = 0;
+    clock_init_real(&clock);
+    struct ticker *often = ticker_start("often", NS_PER_MS, count_tick, &n);
+    while (n < 5)
+        sched_yield();
+    ticker_stop(often);
+    uint32_t n_often = n;
+    struct ticker *rarely = ticker_start("rarely", 3600 * NS_PER_S, count_tick, &n);
+    while (n == n_often)
+        sched_yield();
+    uint64_t asked = clock_now(&clock);
+    ticker_stop(rarely);
+    ck_assert_uint_lt(clock_now(&clock) - asked, 10 * NS_PER_S);
+    ck_assert_uint_eq(n, n_often + 1);
+    ticker_stop(NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("base");
@@ -808,6 +835,7 @@ int main(void)
     tcase_add_test(t, test_signals_stop_and_reload);
     tcase_add_test(t, test_jobs_of_one_owner_do_not_hold_up_another);
     tcase_add_test(t, test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves);
+    tcase_add_test(t, test_ticker_calls_again_and_again_and_ends_at_once);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

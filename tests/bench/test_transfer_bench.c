@@ -1,12 +1,12 @@
 /* Checks that the bench measures something plausible. With arguments (paths, then units in KiB) it prints the
  * table for people. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "bench/transfer_bench.h"
+#include "tests/tap.h"
 
 START_TEST(test_bench_moves_bytes_over_the_transport_it_was_told)
 {

@@ -70,9 +70,16 @@ class Proc:
             self.kill(signal.SIGUSR1)
 
     def stop(self, timeout=20):
+        self.tell_to_end()
+        return self.await_end(timeout)
+
+    def tell_to_end(self):
         if self.child and self.child.poll() is None:
             self.child.send_signal(signal.SIGCONT)
             self.child.terminate()
+
+    def await_end(self, timeout=20):
+        if self.child and self.child.poll() is None:
             try:
                 self.child.wait(timeout * SLOW)
             except subprocess.TimeoutExpired:
@@ -145,9 +152,13 @@ class Cluster:
         return [r.address for r in self.routers]
 
     def close(self):
-        for p in [*self.routers, *self.workers]:
-            if p:
-                p.stop()
+        stores = [w for w in self.workers if w.role == "store"]
+        # Routers first, so that nothing counts as lost; stores last, because workers write to them.
+        for group in ([r for r in self.routers if r], [w for w in self.workers if w not in stores], stores):
+            for p in group:
+                p.tell_to_end()  # once: a second time would not wait for anything
+            for p in group:
+                p.await_end()
         if self.dir and not os.environ.get("TANDEM_KEEP"):
             shutil.rmtree(self.dir, ignore_errors=True)
         atexit.unregister(self.close)
@@ -217,23 +228,25 @@ class Cluster:
         return out.returncode, json.loads(out.stdout)
 
 
-_ports = set()
+_claims = []
 
 
 def free_port():
     """A port below those that the kernel gives to connections, so that a process that is started again finds
-    its port free. Never returns a port twice."""
+    its port free. No two calls return the same port, also in test programs that run at the same time: a
+    socket with the port's name claims it until this program ends."""
     while True:
         port = random.SystemRandom().randrange(10000, 32000)
-        if port in _ports:
-            continue
-        _ports.add(port)
-        with socket.socket() as s:
-            try:
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0tandem-test-port-{port}")
+            with socket.socket() as s:
                 s.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                pass
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
 
 
 def changed_model(name, change, of=DEMO):

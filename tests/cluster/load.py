@@ -1,13 +1,16 @@
 """Clients that keep requests in flight at routers, and compare every answer with that of a single process.
 
-TANDEM_PROMPTS=100,300,1000: lengths of their prompts, for a slow machine.
+Prompts of a long run (TANDEM_LONG) are twice as long. TANDEM_PROMPTS=100,300,1000: lengths of prompts, for a
+slow machine.
 """
 import collections, os, random, threading, time
 from client import Client, grpc, request
 from harness import SLOW
 
 KINDS = 3  # prompts of each client
-LENGTHS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "200,2000,5000" if SLOW == 1 else "100,300,700").split(",")]
+LONG = os.environ.get("TANDEM_LONG") in ("faults", "chaos", "pools", "all")
+LENGTHS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "100,300,700" if SLOW > 1 else "200,2000,5000" if LONG
+                                          else "200,1000,2500").split(",")]
 
 
 class Load:

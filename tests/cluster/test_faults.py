@@ -24,10 +24,17 @@ def campaign(sig):
         for n in range(ROUNDS):
             wait_until(lambda: len(load.flying) >= 8, 10, "8 requests in flight")
             time.sleep(rnd.random() * 0.3)
-            status = c.status()
-            leased = {w["name"]: w["pages"]["leased"] for w in status["workers"]}
-            moving = [w for w in c.workers if leased.get(w.name)]
-            victim = rnd.choice(moving if moving and rnd.random() < 0.6 else c.workers)
+            leased = {}
+
+            def moves():
+                leased.update({w["name"]: w["pages"]["leased"] for w in c.status()["workers"]})
+                return any(leased.values())
+            is_aimed = rnd.random() < 0.6
+            if is_aimed:
+                wait_until(moves, 20, "pages are on their way")
+            else:
+                moves()
+            victim = rnd.choice([w for w in c.workers if leased.get(w.name) or not is_aimed])
             phases["transfer" if leased.get(victim.name) else
                    "prefill" if victim.role == "prefill" else "decode"] += 1
             with load.lock:

@@ -1,7 +1,8 @@
 """Processes that stand still: a router, or the whole machine, for up to ten seconds. No stream ends, and none
 is planned anew.
 
-Default: 0.6, 1.6 and 5 s of the router, 1.6 and 5 s of all processes at once. TANDEM_LONG=pauses: 10 s, too.
+Default: 0.6, 1.6 and 5 s of the router, 1.6 and 5 s of all processes at once, under 12 streams.
+TANDEM_LONG=pauses: 10 s, too, and 30 streams.
 """
 import os, signal, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
@@ -10,7 +11,7 @@ from client import request
 from streams import Flight, ids
 
 LONG = os.environ.get("TANDEM_LONG") in ("pauses", "all")
-STREAMS = 30
+STREAMS = 30 if LONG else 12
 
 
 def stories(n, max_tokens):

@@ -1,7 +1,7 @@
 """Lost workers, failed transfers, refused and unheard legs: the router plans anew, and clients see a pause,
 then the same stream.
 
-Default: 20 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan:
+Default: 10 losses, and some with stores, in an aggregated cluster and with kept requests. TANDEM_LONG=replan:
 1,000. TANDEM_SEED=N, or --seed N before the tests' names: another run. TANDEM_COUNT=N, --count N: number of
 losses (a long run may be split up). TANDEM_ROUTERS=N: through N routers, among which the clients are divided.
 TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The test prints a histogram of what was going on
@@ -18,10 +18,11 @@ for name in ("seed", "count"):
         at = sys.argv.index("--" + name)
         os.environ["TANDEM_" + name.upper()] = sys.argv[at + 1]
         del sys.argv[at:at + 2]
-LOSSES = int(os.environ.get("TANDEM_COUNT", "1000" if os.environ.get("TANDEM_LONG") in ("replan", "all") else "20"))
+LONG = os.environ.get("TANDEM_LONG") in ("replan", "all")
+LOSSES = int(os.environ.get("TANDEM_COUNT", "1000" if LONG else "10"))
 SEED = int(os.environ.get("TANDEM_SEED", "1"))
 CLIENTS = 12
-PROMPTS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "40,600,2500" if SLOW == 1 else "40,150,300").split(",")]
+PROMPTS = [int(n) for n in os.environ.get("TANDEM_PROMPTS", "40,150,300" if SLOW > 1 else "40,600,2500" if LONG else "40,300,1000").split(",")]
 
 
 def specs(reference):
@@ -141,7 +142,7 @@ def campaign(losses, kinds, routers=ROUTERS, **cluster):
         # a lost store causes no re-plan, and a worker may be lost while it has no leg: only many losses have
         # a share
         of_workers = sum(n for hit, n in hits.items() if "store" not in hit)
-        least = of_workers / 2 if losses >= 20 else 1
+        least = of_workers / 2 if losses >= 10 else 1
         assert replans >= least and sum(v for k, v in crowd.replans.items() if k) >= least, (replans, crowd.replans)
         c.audit(20)
 

@@ -14,7 +14,6 @@
  */
 #pragma once
 
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "base/fault.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "tests/tap.h"
 #include "transfer/xfer.h"
 
 /* libcheck writes to a pipe at each assertion, so checks in inner loops only call it when they fail. */

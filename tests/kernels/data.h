@@ -1,13 +1,13 @@
 /* Random inputs and comparisons for the tests of the kernels. */
 #pragma once
 
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/random.h"
 #include "kernels/kernels.h"
+#include "tests/tap.h"
 
 static inline uint64_t data_bits(uint64_t seed, uint64_t i)
 {

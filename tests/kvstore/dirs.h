@@ -1,7 +1,6 @@
 /* A temporary directory for a test, and damage as disks do it. */
 #pragma once
 
-#include <check.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -11,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "tests/tap.h"
 
 struct temp_dir {
     char root[64], store[96]; /* path of the store's directory, which is not made here */

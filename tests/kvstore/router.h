@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 #include "base/mem.h"
 #include "base/random.h"
 #include "proto/wire/events.h"
+#include "tests/tap.h"
 #include "worker/link.h"
 
 enum { ROUTER_BLOCKS = 1 << 18 };

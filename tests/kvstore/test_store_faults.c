@@ -238,6 +238,15 @@ START_TEST(test_store_restarted_while_its_disk_is_full_does_not_find_what_was_fo
 }
 END_TEST
 
+/* Of the first n blocks those that were on SSD before and are not now. Under the router's lock. */
+static uint32_t n_missing(const struct fake_router *r, const bool *before, uint32_t n)
+{
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += before[i] && !r->in_tier[TIER_SSD][i];
+    return sum;
+}
+
 START_TEST(test_store_does_not_find_what_was_forgotten_behind_a_delete_that_failed_later)
 {
     static bool before[ROUTER_BLOCKS], gone[ROUTER_BLOCKS];
@@ -260,6 +269,7 @@ START_TEST(test_store_does_not_find_what_was_forgotten_behind_a_delete_that_fail
     offer(&w, next + 1, 100); /* evicts some blocks, whose deletes wait behind the first put */
     router_say(w.router, false, last, 1, 0);
     ROUTER_WAIT(w.router, !w.router->in_tier[TIER_SSD][last]);
+    ROUTER_WAIT(w.router, n_missing(w.router, before, next) > 1); /* they are reported one by one */
     for (uint32_t i = 0; i < next; i++)
         if (before[i] && !ROUTER_READ(w.router, w.router->in_tier[TIER_SSD][i])) {
             router_say(w.router, false, i, 1, 0);

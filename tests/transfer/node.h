@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include <check.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 
 #include "base/mem.h"
 #include "base/random.h"
+#include "tests/tap.h"
 #include "transfer/xfer.h"
 
 enum { NODE_IDS = 512 };

@@ -3,19 +3,21 @@
  * open with them, in time, and goes on with other peers. Not over loopback, since part of a process can't be
  * killed.
  *
- * argv[1] is the helper program, xfer_peer.
+ * TANDEM_LONG=transfer: 10 kills and 3 freezes of each kind instead of 5 and 1. argv[1] is the helper
+ * program, xfer_peer.
  */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/tap.h"
 #include "tests/transfer/node.h"
 #include "tests/transfer/peer_shape.h"
 
 static const char *helper;
 static const char *const TLS[] = {"tcp", "mapped", "ucx"};
-enum { N_TLS = 3, ROUNDS = 10, BYSTANDER = 1 };
+enum { N_TLS = 3, BYSTANDER = 1, KILLS = 5, KILLS_LONG = 10, FREEZES = 1, FREEZES_LONG = 3 };
 
 struct child {
     pid_t pid;
@@ -165,7 +167,7 @@ static void wait_random_ms(struct node *n, uint32_t most_ms)
         ck_assert_ptr_nonnull(n->x);
 }
 
-/* A single holder may be between two transfers when its reader dies, but not ten of them. */
+/* A single holder may be between two transfers when its reader dies, but not five of them. */
 static uint32_t n_lost;
 
 /* Kills or stops one victim at a random moment while transfers run. Returns how long the last end took. */
@@ -225,7 +227,7 @@ static void rounds(int tls_index, bool we_read, int sig, int n_rounds, uint64_t 
             ck_assert_msg(took > 500 * NS_PER_MS, "a frozen peer was taken for dead after %llu ms",
                           (unsigned long long)(took / NS_PER_MS));
     }
-    if (n_rounds >= ROUNDS)
+    if (n_rounds >= KILLS)
         ck_assert_uint_ge(n_lost, 1);
     pthread_mutex_lock(&n->lock);
     ck_assert_uint_eq(bystander->ended_lost, 0);
@@ -241,25 +243,25 @@ static void rounds(int tls_index, bool we_read, int sig, int n_rounds, uint64_t 
 
 START_TEST(test_xfer_killed_holder_ends_every_pull_once)
 {
-    rounds(_i, true, SIGKILL, ROUNDS, 2 * NS_PER_S);
+    rounds(_i, true, SIGKILL, tap_is_long("transfer") ? KILLS_LONG : KILLS, 2 * NS_PER_S);
 }
 END_TEST
 
 START_TEST(test_xfer_killed_reader_ends_every_lease_once)
 {
-    rounds(_i, false, SIGKILL, ROUNDS, 2 * NS_PER_S);
+    rounds(_i, false, SIGKILL, tap_is_long("transfer") ? KILLS_LONG : KILLS, 2 * NS_PER_S);
 }
 END_TEST
 
 START_TEST(test_xfer_frozen_holder_is_dead_after_a_second)
 {
-    rounds(_i, true, SIGSTOP, 3, 1600 * NS_PER_MS);
+    rounds(_i, true, SIGSTOP, tap_is_long("transfer") ? FREEZES_LONG : FREEZES, 1600 * NS_PER_MS);
 }
 END_TEST
 
 START_TEST(test_xfer_frozen_reader_is_dead_after_a_second)
 {
-    rounds(_i, false, SIGSTOP, 3, 1600 * NS_PER_MS);
+    rounds(_i, false, SIGSTOP, tap_is_long("transfer") ? FREEZES_LONG : FREEZES, 1600 * NS_PER_MS);
 }
 END_TEST
 

@@ -4,7 +4,6 @@
  * no frame, come too early or never come cost one connection.
  */
 #include <arpa/inet.h>
-#include <check.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>

@@ -1,11 +1,11 @@
 /* The messages: golden bytes, round trips, and random bytes. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/endian.h"
 #include "base/random.h"
 #include "proto/wire/checksum.h"
+#include "tests/tap.h"
 #include "transfer/xfer_msg.h"
 
 static const struct xfer_id ID = {0x1122334455667788ull, 0x99aabbccddeeff00ull};
