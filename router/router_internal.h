@@ -424,8 +424,8 @@ enum td_status adapters_ask(struct router *r, const struct params *p, struct td_
 const struct served_adapter *adapters_served(const struct router *r, const struct params *p);
 
 /*
- * router.c. One turn of router_run(), for its thread: all mail, what time makes due, and placing. Never waits.
- * Tests call it instead of router_run().
+ * router.c. One turn of router_run(), for its thread: all mail, what time makes due, and placing. Never
+ * waits. Tests call it instead of router_run().
  */
 void router_turn(struct router *r);
 

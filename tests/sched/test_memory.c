@@ -1,8 +1,9 @@
 /*
  * Memory does not grow with past requests: 200,000 requests through the scheduler (ten million with
- * TANDEM_LONG=memory), each of another tenant and prompt, and ten million prefixes (a hundred million) through
- * a bounded index. The most heap in use (for the index, which maps its tables: resident memory) in the second
- * half must not exceed that of the first half by more than SLACK, which is less than one byte a request.
+ * TANDEM_LONG=memory), each of another tenant and prompt, and ten million prefixes (a hundred million)
+ * through a bounded index. The most heap in use (for the index, which maps its tables: resident memory) in
+ * the second half must not exceed that of the first half by more than SLACK, which is less than one byte a
+ * request.
  */
 #include <malloc.h>
 #include <stdio.h>
