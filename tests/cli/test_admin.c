@@ -113,7 +113,8 @@ START_TEST(test_status_prints_each_worker_and_the_stores)
     ck_assert(prints("model tandem-demo  fingerprint "));
     ck_assert(prints("requests: 0 queued, 0 running; 0 accepted"));
     ck_assert(prints("p0") && prints("d1") && prints("mapped,tcp") && prints("4096") && prints("3 MiB"));
-    ck_assert(prints("BLOCKS IN DRAM"));
+    const char *stores = strstr(ran.out, "BLOCKS IN DRAM");
+    ck_assert(stores && strstr(stores, "s2") && !strstr(stores, "p0"));
     ck_assert(!prints("can't connect"));
     router->ready = false;
     router->peers[1]->n_unreached = 1;
