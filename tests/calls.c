@@ -29,7 +29,7 @@ static uint32_t last_port = 10000; /* for servers that listen on port 0 */
 /* Guards the sent messages and the ends of all calls. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 enum rpc_code (*calls_unary)(const char *target, const char *path, const ProtobufCMessage *request,
-                             struct td_error *text_out);
+                             ProtobufCMessage **response_out, struct td_error *text_out);
 
 struct rpc_call *call_open(void)
 {
@@ -332,6 +332,6 @@ enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCM
                         const ProtobufCMessageDescriptor *response, int64_t timeout_ms, ProtobufCMessage **response_out,
                         struct td_error *text_out)
 {
-    (void)response, (void)timeout_ms, (void)response_out;
-    return calls_unary ? calls_unary(c->target, path, request, text_out) : RPC_UNAVAILABLE;
+    (void)response, (void)timeout_ms;
+    return calls_unary ? calls_unary(c->target, path, request, response_out, text_out) : RPC_UNAVAILABLE;
 }

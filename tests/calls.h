@@ -52,6 +52,9 @@ void call_says_all(struct rpc_call *call); /* half-close: the client has no more
 /* The server's on_end: the client has got the end if the server finished the call, or leaves. */
 void call_leaves(struct rpc_call *call);
 
-/* Answers rpc_unary() on the thread that calls it. NULL: every target is unavailable. */
+/*
+ * Answers rpc_unary() on the thread that calls it; an answer that it puts into *response_out belongs to the
+ * caller. NULL: every target is unavailable.
+ */
 extern enum rpc_code (*calls_unary)(const char *target, const char *path, const ProtobufCMessage *request,
-                                    struct td_error *text_out);
+                                    ProtobufCMessage **response_out, struct td_error *text_out);

@@ -2,7 +2,6 @@
  * The commands of tandem, run inside the test: what they make of words and input, and how they refuse. No
  * cluster runs.
  */
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "cli/child.h"
@@ -10,55 +9,7 @@
 #include "cli/replay.h"
 #include "cli/rundir.h"
 #include "cli/table.h"
-#include "tests/tap.h"
-
-/* What the latest command left. */
-static struct {
-    int code;
-    char out[1 << 16], err[4096];
-} ran;
-
-static void read_back(int fd, char *text, size_t size)
-{
-    ssize_t n = pread(fd, text, size - 1, 0);
-    text[n > 0 ? n : 0] = 0;
-    close(fd);
-}
-
-static void give_input(const void *input, size_t len)
-{
-    char path[64];
-    int fd = memfd_create("input", 0);
-    ck_assert_int_eq(write(fd, input, len), (ssize_t)len);
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    ck_assert_ptr_nonnull(freopen(path, "r", stdin));
-    close(fd);
-}
-
-/* words: between blanks; '~' stands for a blank inside a word. */
-static void run(int (*command)(int, char **), const char *words)
-{
-    char text[4096], *argv[64], *save;
-    int argc = 0, out = memfd_create("out", 0), err = memfd_create("err", 0), old_out = dup(1), old_err = dup(2);
-    snprintf(text, sizeof(text), "command %s", words);
-    for (char *w = strtok_r(text, " ", &save); w && argc < 63; w = strtok_r(NULL, " ", &save)) {
-        for (char *c = w; *c; c++)
-            *c = *c == '~' ? ' ' : *c;
-        argv[argc++] = w;
-    }
-    argv[argc] = NULL;
-    fflush(stdout);
-    dup2(out, 1);
-    dup2(err, 2);
-    ran.code = command(argc, argv);
-    fflush(stdout);
-    dup2(old_out, 1);
-    dup2(old_err, 2);
-    close(old_out);
-    close(old_err);
-    read_back(out, ran.out, sizeof(ran.out));
-    read_back(err, ran.err, sizeof(ran.err));
-}
+#include "tests/cli/run.h"
 
 static char dir[64]; /* of the test's files */
 
@@ -479,6 +430,133 @@ START_TEST(test_a_trace_command_needs_a_kind_and_its_file)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- traces */
+
+/* A made trace in the test's directory, as tandem synth writes it. */
+static void synth(const char *name, const char *more)
+{
+    char words[512];
+    snprintf(words, sizeof(words), "synth --output %s/%s --requests 200 --rate 5 --system 2 %s %s", dir, name,
+             strstr(more, "--turns") ? "" : "--turns 3", more);
+    run(cli_trace, words);
+    ck_assert_msg(ran.code == 0, "%s", ran.err);
+}
+
+/* A trace command about that file, which must go well. */
+static void about_trace(const char *kind, const char *name, const char *more)
+{
+    char words[512];
+    snprintf(words, sizeof(words), "%s %s/%s %s", kind, dir, name, more);
+    run(cli_trace, words);
+    ck_assert_msg(ran.code == 0, "%s", ran.err);
+}
+
+/* A number of the latest command's JSON object. */
+static double printed(const char *name)
+{
+    json_t *o = json_loads(ran.out, 0, NULL);
+    ck_assert_msg(o != NULL, "no JSON: %s", ran.out);
+    double v = json_number_value(json_object_get(o, name));
+    json_decref(o);
+    return v;
+}
+
+START_TEST(test_trace_stat_describes_what_synth_made)
+{
+    synth("a.jsonl", "--tenants 3 --block-tokens 64 --prompt 300 --output-tokens 50");
+    ck_assert_ptr_nonnull(strstr(ran.err, "made: 200 requests"));
+    about_trace("stat", "a.jsonl", "--capacity 100,1000");
+    ck_assert_ptr_nonnull(strstr(ran.out, "200 requests in "));
+    ck_assert_ptr_nonnull(strstr(ran.out, "3 tenants"));
+    ck_assert_ptr_nonnull(strstr(ran.out, "prompt tokens"));
+    ck_assert_ptr_nonnull(strstr(ran.out, "without end"));
+    about_trace("stat", "a.jsonl", "--capacity 100,1000000 --json");
+    ck_assert_double_eq(printed("requests"), 200);
+    ck_assert_double_eq(printed("block_tokens"), 64);
+    ck_assert_double_eq(printed("tenants"), 3);
+    json_t *o = json_loads(ran.out, 0, NULL);
+    /* A cache that holds everything finds all that can be found. */
+    const json_t *large = json_array_get(json_object_get(o, "hits"), 1);
+    double full = json_number_value(json_object_get(json_object_get(large, "full_blocks_only"), "lru"));
+    double with = json_number_value(json_object_get(json_object_get(large, "with_partial_last_blocks"), "lru"));
+    const json_t *most = json_object_get(o, "ceiling_full_blocks_only");
+    ck_assert_double_eq_tol(full, json_number_value(json_object_get(most, "block_share")), 1e-6);
+    most = json_object_get(o, "ceiling_with_partial_last_blocks");
+    ck_assert_double_eq_tol(with, json_number_value(json_object_get(most, "block_share")), 1e-6);
+    ck_assert_double_ne(full, with);
+    json_decref(o);
+}
+END_TEST
+
+START_TEST(test_trace_convert_keeps_lengths_and_slices_cut_by_time_and_number)
+{
+    char words[256];
+    synth("a.jsonl", "--tenants 2");
+    about_trace("stat", "a.jsonl", "--json");
+    double tokens = printed("input_tokens"), span_s = printed("span_s");
+    snprintf(words, sizeof(words), "--format mooncake --output %s/b.jsonl", dir);
+    about_trace("convert", "a.jsonl", words);
+    about_trace("stat", "b.jsonl", "--json");
+    ck_assert_double_eq(printed("requests"), 200);
+    ck_assert_double_eq(printed("input_tokens"), tokens);
+    snprintf(words, sizeof(words), "--rate 2 --output-scale 2 --output %s/c.jsonl", dir);
+    about_trace("convert", "a.jsonl", words);
+    about_trace("stat", "c.jsonl", "--json");
+    ck_assert_double_eq_tol(printed("span_s"), span_s / 2, 0.01);
+    snprintf(words, sizeof(words), "--skip 20 --count 30 --output %s/d.jsonl", dir);
+    about_trace("slice", "a.jsonl", words);
+    about_trace("stat", "d.jsonl", "--json");
+    ck_assert_double_eq(printed("requests"), 30);
+    snprintf(words, sizeof(words), "slice %s/a.jsonl --from 1e6", dir);
+    run(cli_trace, words);
+    ck_assert_int_eq(ran.code, 1);
+    ck_assert_ptr_nonnull(strstr(ran.err, "no request is left"));
+}
+END_TEST
+
+START_TEST(test_trace_synth_fits_another_trace)
+{
+    char words[256];
+    synth("even.jsonl", "--arrivals even --turns 1");
+    about_trace("stat", "even.jsonl", "--json");
+    ck_assert_double_lt(printed("gap_cv"), 0.01);
+    synth("a.jsonl", "--prompt 700 --arrivals even --follows");
+    snprintf(words, sizeof(words), "--fit %s/a.jsonl --seed 2", dir);
+    synth("b.jsonl", words);
+    about_trace("stat", "a.jsonl", "--json");
+    double tokens = printed("input_tokens");
+    about_trace("stat", "b.jsonl", "--json");
+    ck_assert_double_eq(printed("requests"), 200);
+    ck_assert_double_gt(printed("input_tokens"), tokens / 2);
+    ck_assert_double_lt(printed("input_tokens"), tokens * 2);
+}
+END_TEST
+
+static const struct {
+    const char *words, *said;
+    int code;
+} BAD_TRACE[] = {
+    {"stat /nowhere/trace", "/nowhere/trace", 1},
+    {"stat /nowhere/trace --capacity 1,x", "--capacity: expected up to 16 numbers of blocks", 2},
+    {"synth --fit /nowhere/trace", "/nowhere/trace", 1},
+    {"synth --requests 3 --output /nowhere/out", "/nowhere/out: No such file", 1},
+    {"convert /nowhere/trace", "/nowhere/trace", 1},
+    {"synth --format tea", "--format", 2},
+};
+
+START_TEST(test_trace_says_which_file_or_option_is_wrong)
+{
+    for (size_t i = 0; i < sizeof(BAD_TRACE) / sizeof(BAD_TRACE[0]); i++) {
+        run(cli_trace, BAD_TRACE[i].words);
+        ck_assert_msg(strstr(ran.err, BAD_TRACE[i].said) != NULL, "'%s' instead of '%s'", ran.err, BAD_TRACE[i].said);
+        ck_assert_int_eq(ran.code, BAD_TRACE[i].code);
+    }
+    run(cli_trace, "--help");
+    ck_assert_int_eq(ran.code, 0);
+    ck_assert_ptr_nonnull(strstr(ran.out, "Makes a trace of sessions."));
+}
+END_TEST
+
 /* ------------------------------------------------------------------ simulate */
 
 static void simulate(const char *more)
@@ -692,6 +770,10 @@ int main(void)
     tcase_add_test(c, test_a_slice_of_a_trace_begins_at_0_and_ends_before_to);
     tcase_add_test(c, test_capacities_are_whole_numbers_with_commas);
     tcase_add_test(c, test_a_trace_command_needs_a_kind_and_its_file);
+    tcase_add_test(c, test_trace_stat_describes_what_synth_made);
+    tcase_add_test(c, test_trace_convert_keeps_lengths_and_slices_cut_by_time_and_number);
+    tcase_add_test(c, test_trace_synth_fits_another_trace);
+    tcase_add_test(c, test_trace_says_which_file_or_option_is_wrong);
     tcase_add_loop_test(c, test_simulate_refuses_what_it_can_not_run, 0, N_BAD_SIMULATE);
     tcase_add_test(c, test_faults_that_a_simulation_can_run);
     tcase_add_test(c, test_a_sweep_makes_every_combination_in_order);

@@ -35,8 +35,9 @@ static uint32_t router_of(const char *target)
 }
 
 static enum rpc_code join(const char *target, const char *path, const ProtobufCMessage *request,
-                          struct td_error *text_out)
+                          ProtobufCMessage **response_out, struct td_error *text_out)
 {
+    (void)response_out;
     const Tandem__Admin__V1__JoinRequest *m = (const Tandem__Admin__V1__JoinRequest *)request;
     pthread_mutex_lock(&lock);
     uint32_t i = router_of(target);
