@@ -292,13 +292,14 @@ def metric(address, pattern, wrap=()):
 
 
 def wait_until(condition, timeout, what):
-    end = time.monotonic() + timeout * SLOW
+    end, pause = time.monotonic() + timeout * SLOW, 0.02
     while True:
         if condition():
             return
         if time.monotonic() > end:
             raise AssertionError("did not happen in time: " + (what() if callable(what) else what))
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(0.1, pause * 1.5)  # most conditions start a process, which takes a core for 20 ms
 
 
 def wait_still(value, timeout, what, still_s=0.5):

@@ -43,7 +43,7 @@ def test_client_that_stops_reading_is_cut_off_within_a_second_of_a_full_queue():
 
 @test
 def test_client_that_reads_slowly_gets_every_token():
-    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *FAST], router_args=["--stall-ms", "800"]) as c:
+    with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *FAST], router_args=["--stall-ms", "2000"]) as c:
         want = Client(c.router.address).all(request(**LONG))[1]
         ids, started, generated = [], time.monotonic(), None
         for m in narrow(c.router.address).generate(request(**LONG), timeout=120):
