@@ -28,6 +28,7 @@ static LIST_HEAD(, rpc_server) servers;
 static uint32_t last_port = 10000; /* for servers that listen on port 0 */
 /* Guards the sent messages and the ends of all calls. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+void (*calls_stream)(struct rpc_call *call);
 enum rpc_code (*calls_unary)(const char *target, const char *path, const ProtobufCMessage *request,
                              ProtobufCMessage **response_out, struct td_error *text_out);
 
@@ -181,6 +182,8 @@ void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text)
 void rpc_call_close_send(struct rpc_call *call)
 {
     call->finished = true;
+    if (calls_stream)
+        calls_stream(call);
 }
 
 uint32_t rpc_call_retry_after_ms(const struct rpc_call *call)
@@ -207,6 +210,8 @@ enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params
     (void)c;
     *out = call_open();
     (*out)->handlers = params->handlers;
+    (*out)->request = params->response; /* what comes in */
+    snprintf((*out)->path, sizeof((*out)->path), "%s", params->path);
     (*out)->user = params->user;
     return TD_OK;
 }
@@ -290,10 +295,8 @@ struct rpc_call *call_to(const char *address, const char *path)
     return call;
 }
 
-void call_says(struct rpc_call *call, const ProtobufCMessage *message)
+static void deliver(struct rpc_call *call, const ProtobufCMessage *message)
 {
-    if (!call->server)
-        return;
     size_t len = protobuf_c_message_get_packed_size(message);
     uint8_t *packed = mem_array(len ? len : 1, 1);
     protobuf_c_message_pack(message, packed);
@@ -305,6 +308,25 @@ void call_says(struct rpc_call *call, const ProtobufCMessage *message)
     call->handlers.on_message(call, copy);
     if (!call->is_taken)
         protobuf_c_message_free_unpacked(copy, NULL);
+}
+
+void call_says(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    if (call->server)
+        deliver(call, message);
+}
+
+void call_hears(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    if (!call->over)
+        deliver(call, message);
+}
+
+void call_ends(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms)
+{
+    call->over = true;
+    call->retry_after_ms = retry_after_ms;
+    call->handlers.on_end(call, code, text);
 }
 
 void call_says_all(struct rpc_call *call)

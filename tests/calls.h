@@ -25,7 +25,8 @@ struct rpc_call {
     void *user;
     struct rpc_handlers handlers;              /* of a stream or of a server's method; call_open() gives none */
     struct rpc_server *server;                 /* whose method was called; NULL: none, or it has got on_end */
-    const ProtobufCMessageDescriptor *request; /* of that method */
+    const ProtobufCMessageDescriptor *request; /* what our side gets: the requests of that method */
+    char path[64];                             /* of a call that rpc_call_start() began */
     bool is_taken;                             /* the message that is being delivered was taken */
     bool reads;                                /* what is sent leaves the queue at once; false: only by call_read() */
     uint64_t queued_bytes, max_queued_bytes;
@@ -51,6 +52,13 @@ void call_says(struct rpc_call *call, const ProtobufCMessage *message);
 void call_says_all(struct rpc_call *call); /* half-close: the client has no more messages */
 /* The server's on_end: the client has got the end if the server finished the call, or leaves. */
 void call_leaves(struct rpc_call *call);
+
+/* The client of a call that rpc_call_start() began gets a copy of the message, and then the end. */
+void call_hears(struct rpc_call *call, const ProtobufCMessage *message);
+void call_ends(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms);
+
+/* Answers a call that rpc_call_start() began, when its client has sent everything. NULL: nobody answers. */
+extern void (*calls_stream)(struct rpc_call *call);
 
 /*
  * Answers rpc_unary() on the thread that calls it; an answer that it puts into *response_out belongs to the

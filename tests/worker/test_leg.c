@@ -377,6 +377,42 @@ START_TEST(test_leg_sends_the_likeliest_tokens_and_the_scores_of_the_prompt)
 }
 END_TEST
 
+START_TEST(test_leg_takes_biases_of_tokens)
+{
+    static Tandem__Worker__V1__Bias bias = TANDEM__WORKER__V1__BIAS__INIT, *list[] = {&bias};
+    struct node_worker *n = world_worker("decode", NULL);
+    struct router_end *r = &n->routers[0];
+    leg_make(&leg, AGGREGATED, 1, 0, 20);
+    bias.id = 77;
+    bias.bias = 100;
+    leg.sampling.n_logit_bias = 1;
+    leg.sampling.logit_bias = list;
+    router_sends_leg(r, &leg);
+    turns_until(end_of(r, 1));
+    struct tokens t = tokens_of(r, 1);
+    ck_assert(t.n == 4 && t.ids[0] == 77 && t.ids[3] == 77);
+    world_close();
+}
+END_TEST
+
+START_TEST(test_leg_whose_logits_are_not_finite_ends_as_corrupt)
+{
+    struct node_worker *n = world_worker("decode", NULL);
+    struct router_end *r = &n->routers[0];
+    world_hush(n);
+    leg_make(&leg, AGGREGATED, 1, 0, 20);
+    leg.sampling.max_tokens = 100;
+    router_sends_leg(r, &leg);
+    turns_until(tokens_of(r, 1).n == 2);
+    leg_on_end(n->w, LIST_FIRST(&n->w->legs)->seq, FINISH_BROKEN); /* as the engine says it */
+    leg_flush(n->w);
+    check_end(r, 1, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken");
+    ck_assert_double_eq(metrics_get(n->w->counters, WORKER_LEGS_BROKEN), 1);
+    check_quiet(n);
+    world_close();
+}
+END_TEST
+
 START_TEST(test_leg_that_goes_on_counts_positions_from_the_original_prompt)
 {
     struct node_worker *n = world_worker("decode", NULL);
@@ -592,6 +628,8 @@ int main(void)
     tcase_add_test(t, test_leg_sends_block_events_before_tokens_and_tokens_before_ends);
     tcase_add_test(t, test_leg_tokens_of_one_step_share_a_message_for_each_router);
     tcase_add_test(t, test_leg_sends_the_likeliest_tokens_and_the_scores_of_the_prompt);
+    tcase_add_test(t, test_leg_takes_biases_of_tokens);
+    tcase_add_test(t, test_leg_whose_logits_are_not_finite_ends_as_corrupt);
     tcase_add_test(t, test_leg_that_goes_on_counts_positions_from_the_original_prompt);
     tcase_add_test(t, test_leg_id_in_use_is_refused_and_the_first_leg_goes_on);
     tcase_add_test(t, test_leg_can_be_cancelled_while_it_waits_for_pages);

@@ -1,6 +1,6 @@
 /*
- * Commands for operators against a real router in this process: what they print, and how they end. Calls are
- * kept in memory (tests/calls.h), and the test answers for workers and stores (tests/router/world.h).
+ * Commands against a real router in this process: what they print, and how they end. Calls are kept in memory
+ * (tests/calls.h), and the test answers for workers and stores (tests/router/world.h).
  */
 #include "tests/router/door.h"
 
@@ -67,11 +67,49 @@ static enum rpc_code ask_router(const char *target, const char *path, const Prot
     return code;
 }
 
+/* The workers of a placed request generate "Hi". */
+static void generate_hi(struct request *q)
+{
+    struct client c = {.call = q->call, .q = q, .counter = q->counter};
+    struct peer *prefill = q->prefill, *decode = q->decode;
+    if (!prefill || !decode)
+        return;
+    worker_accepts(&c, decode);
+    worker_token(&c, prefill, id_of_byte('H'), 0, -0.25f);
+    if (prefill != decode)
+        worker_ends(&c, prefill, "");
+    worker_token(&c, decode, id_of_byte('i'), 1, -0.5f);
+    worker_ends(&c, decode, "length");
+}
+
+/* A Generate of a command: goes to the router, whose answer comes back at once. */
+static void answer_stream(struct rpc_call *call)
+{
+    if (strcmp(call->path, "/tandem.v1.Tandem/Generate"))
+        return;
+    struct rpc_call *at = door_open(call->path, call->sent[0]);
+    uint64_t limit = door_wall_ns() + 20 * NS_PER_S;
+    while (!at->finished && door_wall_ns() < limit) {
+        struct request *q, *next;
+        router_turn(router);
+        TAILQ_FOREACH_SAFE (q, &router->requests, in_router, next)
+            if (q->call == at && q->state == REQUEST_PLACED && q->prefill) {
+                generate_hi(q);
+                break; /* the list has changed */
+            }
+    }
+    for (uint32_t i = 0; i < at->n_sent; i++)
+        call_hears(call, at->sent[i]);
+    call_ends(call, at->code, at->text, at->retry_after_ms);
+    door_close(at);
+}
+
 static void setup(void)
 {
     setenv("TANDEM_ROUTER", "127.0.0.1:1", 1);
     world_open("pds");
     calls_unary = ask_router;
+    calls_stream = answer_stream;
     is_serving = true;
     problem = NULL;
 }
@@ -310,6 +348,124 @@ START_TEST(test_cache_refuses_words_that_make_no_sense)
 }
 END_TEST
 
+/* ----------------------------------------------------------------- generate */
+
+/* The router ends the stream well, but without its last message. */
+static void cut_stream(struct rpc_call *call)
+{
+    if (!strcmp(call->path, "/tandem.v1.Tandem/Generate"))
+        call_ends(call, RPC_OK, "", 0);
+}
+
+static void be_busy(struct rpc_call *call)
+{
+    if (!strcmp(call->path, "/tandem.v1.Tandem/Generate"))
+        call_ends(call, RPC_RESOURCE_EXHAUSTED, "busy", 250);
+}
+
+START_TEST(test_generate_prints_the_text_and_where_the_time_went)
+{
+    run(cli_generate, "--no-chat --max-tokens 2 Tell~me");
+    ck_assert_msg(ran.code == 0, "%s", ran.err);
+    ck_assert_str_eq(ran.out, "Hi\n");
+    ck_assert_ptr_nonnull(strstr(ran.err, "2 generated; "));
+    ck_assert_ptr_nonnull(strstr(ran.err, "TTFT"));
+    run(cli_generate, "--no-chat --no-timing Tell~me");
+    ck_assert_str_eq(ran.err, "");
+}
+END_TEST
+
+START_TEST(test_generate_prints_one_json_object_with_all_choices)
+{
+    run(cli_generate, "--json --n 2 --max-tokens 2 --no-chat --seed 5 Tell~me");
+    ck_assert_msg(ran.code == 0, "%s", ran.err);
+    json_t *o = printed();
+    ck_assert_str_eq(json_string_value(json_object_get(o, "text")), "Hi");
+    ck_assert_str_eq(json_string_value(json_object_get(o, "finish_reason")), "length");
+    ck_assert_uint_eq(json_array_size(json_object_get(o, "token_ids")), 2);
+    ck_assert_uint_eq(json_array_size(json_object_get(o, "logprobs")), 2);
+    ck_assert_int_eq(json_integer_value(json_object_get(o, "seed")), 5);
+    ck_assert_ptr_nonnull(json_object_get(json_object_get(o, "placement"), "plan"));
+    const json_t *more = json_object_get(o, "choices");
+    ck_assert_uint_eq(json_array_size(more), 1);
+    ck_assert_str_eq(json_string_value(json_object_get(json_array_get(more, 0), "text")), "Hi");
+    json_decref(o);
+}
+END_TEST
+
+START_TEST(test_generate_answers_each_line_and_names_the_first_that_failed)
+{
+    static const char LINES[] = "{\"id\":\"a\",\"prompt\":\"Tell me\"}\n\n{\"prompt\":5}\n[1]\n"
+                                "{\"prompt\":\"x\",\"top_p\":2}\n";
+    uint32_t n = 0;
+    give_input(LINES, sizeof(LINES) - 1);
+    run(cli_generate, "--jsonl --max-tokens 2 --concurrency 2");
+    ck_assert_int_eq(ran.code, 1);
+    ck_assert_ptr_nonnull(strstr(ran.err, "3 of 4 lines failed; the first, line 3: INVALID_ARGUMENT"));
+    for (char *save, *line = strtok_r(ran.out, "\n", &save); line; line = strtok_r(NULL, "\n", &save), n++) {
+        json_t *o = json_loads(line, 0, NULL);
+        ck_assert_msg(o != NULL, "no JSON: %s", line);
+        const json_t *error = json_object_get(o, "error");
+        if (!n) {
+            ck_assert_str_eq(json_string_value(json_object_get(o, "id")), "a");
+            ck_assert_str_eq(json_string_value(json_object_get(o, "text")), "Hi");
+        } else {
+            ck_assert_int_eq(json_integer_value(json_object_get(error, "line")), 2 + n);
+            ck_assert_str_eq(json_string_value(json_object_get(error, "code")), "INVALID_ARGUMENT");
+        }
+        json_decref(o);
+    }
+    ck_assert_uint_eq(n, 4);
+}
+END_TEST
+
+START_TEST(test_generate_says_why_a_request_was_refused)
+{
+    run(cli_generate, "--no-chat --ttft-ms 1 " WORDS);
+    ck_assert_int_eq(ran.code, 1);
+    ck_assert_str_eq(ran.out, "");
+    ck_assert_ptr_nonnull(strstr(ran.err, "127.0.0.1:1: RESOURCE_EXHAUSTED: "));
+    run(cli_generate, "--json --no-chat --ttft-ms 1 " WORDS);
+    ck_assert_int_eq(ran.code, 1);
+    json_t *o = printed();
+    const json_t *error = json_object_get(o, "error");
+    ck_assert_str_eq(json_string_value(json_object_get(error, "code")), "RESOURCE_EXHAUSTED");
+    ck_assert_ptr_null(json_object_get(error, "retry_after_ms")); /* it would not help to come back */
+    json_decref(o);
+    calls_stream = be_busy;
+    run(cli_generate, "--json --no-chat Tell~me");
+    o = printed();
+    ck_assert_int_eq(json_integer_value(json_object_get(json_object_get(o, "error"), "retry_after_ms")), 250);
+    json_decref(o);
+    calls_stream = answer_stream;
+    router_stop(router);
+    run(cli_generate, "--no-chat Tell~me");
+    ck_assert_ptr_nonnull(strstr(ran.err, "UNAVAILABLE: router is draining"));
+}
+END_TEST
+
+START_TEST(test_generate_does_not_take_a_stream_without_its_end_for_an_answer)
+{
+    calls_stream = cut_stream;
+    run(cli_generate, "--no-chat Tell~me");
+    ck_assert_int_eq(ran.code, 1);
+    ck_assert_ptr_nonnull(strstr(ran.err, "INTERNAL: the stream ended without its last message"));
+}
+END_TEST
+
+START_TEST(test_chat_answers_line_by_line)
+{
+    give_input("Hello\nAnd then?\n\nnot read\n", 26);
+    run(cli_chat, "--max-tokens 2");
+    if (!chat_template_present(router->chat)) {
+        ck_assert_int_eq(ran.code, 1);
+        return;
+    }
+    ck_assert_msg(ran.code == 0, "%s", ran.err);
+    ck_assert_str_eq(ran.out, "Hi\nHi\n");
+}
+END_TEST
+
 /* ----------------------------------------------------------------- tokenize */
 
 START_TEST(test_tokenize_asks_the_router)
@@ -325,8 +481,8 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("cli_admin");
-    TCase *t = tcase_create("cli_admin");
+    Suite *s = suite_create("cli_calls");
+    TCase *t = tcase_create("cli_calls");
     tcase_add_checked_fixture(t, setup, world_close);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_status_prints_each_worker_and_the_stores);
@@ -339,6 +495,12 @@ int main(void)
     tcase_add_test(t, test_cache_pins_releases_and_flushes_a_prompt);
     tcase_add_test(t, test_cache_says_when_nothing_was_pinned);
     tcase_add_test(t, test_cache_refuses_words_that_make_no_sense);
+    tcase_add_test(t, test_generate_prints_the_text_and_where_the_time_went);
+    tcase_add_test(t, test_generate_prints_one_json_object_with_all_choices);
+    tcase_add_test(t, test_generate_answers_each_line_and_names_the_first_that_failed);
+    tcase_add_test(t, test_generate_says_why_a_request_was_refused);
+    tcase_add_test(t, test_generate_does_not_take_a_stream_without_its_end_for_an_answer);
+    tcase_add_test(t, test_chat_answers_line_by_line);
     tcase_add_test(t, test_tokenize_asks_the_router);
     suite_add_tcase(s, t);
     return tap_main(s);
