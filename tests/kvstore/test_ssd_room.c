@@ -21,18 +21,28 @@ static struct block_key key_of(uint32_t i)
     return key;
 }
 
-static struct ssd *open_in(const struct temp_dir *d, const struct clock *clock)
+static struct temp_dir dir;
+static struct clock real_clock;
+static struct ssd *s;
+
+static void setup(void)
 {
-    const struct ssd_config c = {
-        .dir = d->store, .mode = SSD_SERVE, .capacity_bytes = CAPACITY_BYTES, .clock = clock, .log = &LOG};
     struct td_error e;
-    struct ssd *s = NULL;
+    dir = temp_dir_make();
+    clock_init_real(&real_clock);
+    const struct ssd_config c = {
+        .dir = dir.store, .mode = SSD_SERVE, .capacity_bytes = CAPACITY_BYTES, .clock = &real_clock, .log = &LOG};
     ck_assert_msg(!ssd_open(&c, &s, &e), "%s", e.text);
-    return s;
+}
+
+static void teardown(void)
+{
+    ssd_close(s);
+    temp_dir_remove(&dir);
 }
 
 /* Puts blocks without asking for room. */
-static void overfill(struct ssd *s)
+static void overfill(void)
 {
     static uint8_t payload[PAYLOAD_BYTES];
     const uint8_t header[BLOCK_HEADER_BYTES] = {0};
@@ -44,7 +54,7 @@ static void overfill(struct ssd *s)
     ssd_measure(s);
 }
 
-static void delete_some(struct ssd *s)
+static void delete_some(void)
 {
     for (uint32_t i = 0; i < N_DELETED; i++) {
         struct block_key key = key_of(i);
@@ -53,7 +63,7 @@ static void delete_some(struct ssd *s)
 }
 
 /* Until the thread has carried out its round. The writer has not seen it yet. */
-static void await_round(struct ssd *s)
+static void await_round(void)
 {
     for (bool is_over = false; !is_over; usleep(1000)) {
         pthread_mutex_lock(&s->room.lock);
@@ -63,7 +73,7 @@ static void await_round(struct ssd *s)
 }
 
 /* As the writer asks when it has a block. */
-static enum td_status ask(struct ssd *s, uint64_t *over_out)
+static enum td_status ask(uint64_t *over_out)
 {
     enum td_status status;
     while ((status = ssd_make_room(s, NEED_BYTES, over_out)) == TD_NOT_YET)
@@ -73,44 +83,33 @@ static enum td_status ask(struct ssd *s, uint64_t *over_out)
 
 START_TEST(test_ssd_room_of_what_was_deleted_during_a_round_is_collected_before_anything_is_evicted)
 {
-    struct temp_dir d = temp_dir_make();
-    struct clock clock;
     uint64_t over;
-    clock_init_real(&clock);
-    struct ssd *s = open_in(&d, &clock);
-    overfill(s);
+    overfill();
     ck_assert_int_eq(ssd_make_room(s, 0, &over), TD_NOT_YET); /* a round, for which nothing was deleted */
-    await_round(s);
-    delete_some(s);
-    ck_assert_int_eq(ask(s, &over), TD_OK);
+    await_round();
+    delete_some();
+    ck_assert_int_eq(ask(&over), TD_OK);
     ck_assert_uint_eq(over, 0);
-    ssd_close(s);
-    temp_dir_remove(&d);
 }
 END_TEST
 
 START_TEST(test_ssd_room_that_no_collection_gives_must_be_evicted)
 {
-    struct temp_dir d = temp_dir_make();
-    struct clock clock;
     uint64_t over;
-    clock_init_real(&clock);
-    struct ssd *s = open_in(&d, &clock);
-    overfill(s);
-    ck_assert_int_eq(ask(s, &over), TD_ERR_NO_SPACE);
+    overfill();
+    ck_assert_int_eq(ask(&over), TD_ERR_NO_SPACE);
     ck_assert_uint_gt(over, NEED_BYTES);
-    ssd_close(s);
-    temp_dir_remove(&d);
 }
 END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("kvstore ssd room");
+    Suite *suite = suite_create("kvstore ssd room");
     TCase *c = tcase_create("room");
     tcase_set_timeout(c, 60);
+    tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, test_ssd_room_of_what_was_deleted_during_a_round_is_collected_before_anything_is_evicted);
     tcase_add_test(c, test_ssd_room_that_no_collection_gives_must_be_evicted);
-    suite_add_tcase(s, c);
-    return tap_main(s);
+    suite_add_tcase(suite, c);
+    return tap_main(suite);
 }
