@@ -34,9 +34,13 @@ def test_sim_time_is_the_cost_models():
     cost = ["--sim-prefill", "20000,100,0", "--sim-decode", "30000,0,0"]
     with Cluster(dummy=DIMS, plan="split", worker_args=[*SIM, *cost]) as c:
         c.generate([{"id": "w", "prompt_ids": [3] * 20, "max_tokens": 2, "greedy": True}])
-        t = c.generate([{"id": "x", "prompt_ids": [5] * 1000, "max_tokens": 11, "greedy": True, "ignore_eos": True}])["x"]["timing"]
-        assert 140 <= t["prefill"] < 140 + 100 * SLOW, t  # 2 chunks: 2 * 20 + 1000 * 0.1
-        assert 30 <= t["tpot"] < 30 + 20 * SLOW, t
+        for i in range(8):  # never faster; slower only while other programs keep the workers from running
+            asked = {"id": "x", "prompt_ids": [5 + i] * 1000, "max_tokens": 11, "greedy": True, "ignore_eos": True}
+            t = c.generate([asked])["x"]["timing"]
+            assert t["prefill"] >= 140 and t["tpot"] >= 30, t  # 2 chunks: 2 * 20 + 1000 * 0.1
+            if t["prefill"] < 140 + 100 * SLOW and t["tpot"] < 30 + 20 * SLOW:
+                return
+        raise AssertionError(t)
 
 
 @test
