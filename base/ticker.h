@@ -1,5 +1,6 @@
 /*
- * A thread that calls a function again and again, such as the one that sends heartbeats.
+ * A thread that calls a function again and again, such as those that send heartbeats and register
+ * with routers. A wall clock that is set does not matter to it.
  *
  * A flag and a plain sleep were rejected: whoever ends the thread then waits for the rest of a period, and
  * with it every process that ends.

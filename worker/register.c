@@ -1,14 +1,13 @@
 #include "worker/register.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "admin.pb-c.h"
+#include "base/clock.h"
 #include "base/mem.h"
-#include "base/thread.h"
+#include "base/ticker.h"
 #include "worker/link.h"
 
 enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
@@ -18,10 +17,7 @@ struct registrar {
     struct rpc_client *routers[MAX_ROUTERS];
     enum rpc_code last[MAX_ROUTERS]; /* how the last call ended; only changes are logged */
     uint32_t n_routers;
-    pthread_t thread;
-    bool running, stop;
-    pthread_mutex_t lock; /* guards stop; a queue can't be waited for with a time limit */
-    pthread_cond_t changed;
+    struct ticker *ticker;
 };
 
 static void tell(struct registrar *r, uint32_t i)
@@ -44,32 +40,11 @@ static void tell(struct registrar *r, uint32_t i)
     r->last[i] = code;
 }
 
-static struct timespec time_from_now(uint32_t ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += ms % 1000 * 1000000L;
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    return t;
-}
-
-static void *run(void *arg)
+static void tell_all(void *arg)
 {
     struct registrar *r = arg;
-    pthread_mutex_lock(&r->lock);
-    while (!r->stop) {
-        pthread_mutex_unlock(&r->lock);
-        for (uint32_t i = 0; i < r->n_routers; i++)
-            tell(r, i);
-        struct timespec until = time_from_now(r->config.every_ms ? r->config.every_ms : REGISTER_MS);
-        pthread_mutex_lock(&r->lock);
-        if (!r->stop)
-            pthread_cond_timedwait(&r->changed, &r->lock, &until);
-    }
-    pthread_mutex_unlock(&r->lock);
-    return NULL;
+    for (uint32_t i = 0; i < r->n_routers; i++)
+        tell(r, i);
 }
 
 static enum td_status open_routers(struct registrar *r, struct td_error *e)
@@ -96,22 +71,15 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
 enum td_status registrar_open(const struct registrar_config *config, struct registrar **out, struct td_error *error_out)
 {
     struct registrar *r = mem_zalloc(sizeof(*r));
-    pthread_condattr_t attr;
     r->config = *config;
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* a wall clock that is set back must not delay a call */
-    pthread_cond_init(&r->changed, &attr);
-    pthread_condattr_destroy(&attr);
     enum td_status s = open_routers(r, error_out);
     if (s) {
         registrar_close(r);
         return s;
     }
-    if (r->n_routers) {
-        r->thread = thread_start("register", run, r);
-        r->running = true;
-    }
+    uint64_t every_ms = config->every_ms ? config->every_ms : REGISTER_MS;
+    if (r->n_routers)
+        r->ticker = ticker_start("register", every_ms * NS_PER_MS, tell_all, r);
     *out = r;
     return TD_OK;
 }
@@ -120,15 +88,8 @@ void registrar_close(struct registrar *r)
 {
     if (!r)
         return;
-    pthread_mutex_lock(&r->lock);
-    r->stop = true;
-    pthread_cond_signal(&r->changed);
-    pthread_mutex_unlock(&r->lock);
-    if (r->running)
-        pthread_join(r->thread, NULL);
+    ticker_stop(r->ticker);
     for (uint32_t i = 0; i < r->n_routers; i++)
         rpc_client_close(r->routers[i]);
-    pthread_mutex_destroy(&r->lock);
-    pthread_cond_destroy(&r->changed);
     free(r);
 }
