@@ -1,8 +1,8 @@
 """How well the router predicts the time to the first token on the CPU engine: real compute, learned from its
 own steps.
 
-Default: bounds that hold beside other programs; where the machine is so unsteady that calls of nearly the
-same length differ more than that from one another, the prediction may err as much as they do.
+Default: bounds that hold beside other programs; where the machine is so unsteady that single calls of nearly
+the same length differ more than that from one another, the prediction may err as much as they do.
 TANDEM_LONG=predicted: twice as many calls, and what is promised, 15 % (median) and 30 % (p90).
 """
 import os, sys, threading
@@ -62,7 +62,8 @@ def check(at_once, **kw):
             phases.append((median, p90, noise))
             print(f"# {at_once} at once: error of TTFT {median:.1%} (median), {p90:.1%} (p90); calls of the same length differ by "
                   f"{noise[0]:.1%}, {noise[1]:.1%}", flush=True)
-            relief = (0, 0) if PROMISED else noise
+            # with two at once, calls of the same length differ on a steady machine, too: one may wait
+            relief = noise if at_once == 1 and not PROMISED else (0, 0)
             if median <= max(MEDIAN, relief[0]) and p90 <= max(P90, relief[1]):
                 return
         raise AssertionError(phases)
