@@ -244,6 +244,7 @@ static enum td_status open_local(const struct generate_options *o, struct local 
     if (strlen(given) >= sizeof(words))
         return td_fail(e, TD_ERR_INVALID, "--worker-options: longer than %zu bytes", sizeof(words) - 1);
     snprintf(words, sizeof(words), "%s", given);
+    /* One word more than local_open() takes, so that it refuses what is cut off here. */
     for (char *save, *w = strtok_r(words, " ", &save); w && n < 63; w = strtok_r(NULL, " ", &save))
         args[n++] = w;
     return local_open(o->model, args, o->plan, LOCAL_LOOPBACK, out, e);

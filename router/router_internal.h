@@ -222,7 +222,7 @@ struct request {
     } prompt;
 };
 
-/* PEER_GONE: the place is free for another worker or store. */
+/* PEER_GONE: the place is free for another worker or store, or for the same one if it comes back. */
 enum peer_state { PEER_CONNECTING, PEER_READY, PEER_LOST, PEER_REFUSED, PEER_GONE };
 
 /* What a heartbeat says of pages, work and stored blocks; Status shows it. */

@@ -25,7 +25,7 @@ static uint64_t nonce_of(const struct peer *p)
     return m->audit->nonce;
 }
 
-/* p accounts for so many pages and blocks. */
+/* p answers an audit: it has this number of blocks. */
 static void says_audit(struct peer *p, uint64_t nonce, uint64_t blocks, uint64_t digest, const char *problem)
 {
     Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;

@@ -66,7 +66,7 @@ START_TEST(test_link_refuses_a_stream_that_does_not_begin_well)
     router_says(&r, &(Tandem__Worker__V1__RouterMessage)TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT);
     check_refused(&r, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first");
     turn_all();
-    ck_assert_uint_eq(n->w->backlog.n_routers, 1); /* nobody of these was attached */
+    ck_assert_uint_eq(n->w->backlog.n_routers, 1); /* none of the routers that were refused was attached */
     world_close();
 }
 END_TEST

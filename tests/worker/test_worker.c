@@ -452,7 +452,7 @@ START_TEST(test_worker_ignores_messages_of_peers_that_it_can_not_read)
     store_want_encode(id.incarnation, id.counter + 1, NULL, 0, &b); /* no such offer */
     xfer_send(node->x, n->w->xfer_address, STORE_WANT, b.data, (uint32_t)b.len);
     bytes_free(&b);
-    ck_assert_uint_eq(want(n, node, id, (const uint16_t[]){0}, 0), 0); /* after all of these */
+    ck_assert_uint_eq(want(n, node, id, (const uint16_t[]){0}, 0), 0); /* comes after all these messages */
     check_quiet(n);
     node_close(node);
     world_close();
