@@ -582,7 +582,8 @@ static enum td_status measure_latency(struct store_bench_run *b)
     struct store_bench_load *l = mem_zalloc(sizeof(*l));
     l->bench = b;
     l->first_generation = 1000;
-    enum td_status s = bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->tls, b->error);
+    enum td_status s =
+        bench_client_open(&l->client, SMALL_LAYERS, 4 * BENCH_REQUEST_BYTES, b->config->transports, b->error);
     if (!s)
         s = open_loaded(b, l, 4 * BENCH_REQUEST_BYTES);
     if (!s)
@@ -610,7 +611,7 @@ static enum td_status open_client(struct store_bench_run *b, uint32_t n_layers)
         .name = "store",
         .listen = "127.0.0.1:0",
         .xfer_listen = "127.0.0.1:0",
-        .tls = b->config->tls ? b->config->tls : "auto",
+        .transports = b->config->transports ? b->config->transports : "auto",
         .log_level = "error",
         .dir = b->store_dir.data,
         .codec = block_codec_name(b->config->codec),
@@ -620,7 +621,7 @@ static enum td_status open_client(struct store_bench_run *b, uint32_t n_layers)
         .lease_ms = 10000,
         .silence_ms = 5000};
     enum td_status s = bench_client_open(&b->client, n_layers, b->config->bytes ? b->config->bytes : 512ull << 20,
-                                         b->config->tls, b->error);
+                                         b->config->transports, b->error);
     b->client.is_lossy = block_codec_is_lossy(b->config->codec);
     return s;
 }

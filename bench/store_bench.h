@@ -33,8 +33,8 @@
 enum { KVSTORE_BENCH_ROWS = 24 };
 
 struct kvstore_bench_config {
-    const char *dir; /* must exist; the bench removes what it makes there */
-    const char *tls; /* as in xfer_config; NULL: auto */
+    const char *dir;        /* must exist; the bench removes what it makes there */
+    const char *transports; /* as in xfer_config; NULL: auto */
     /* Working set; 0: 512 MiB. Needs three times as much memory and six times as much disk. */
     uint64_t bytes;
     uint32_t read_threads; /* 0: the store's default */

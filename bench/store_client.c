@@ -228,13 +228,13 @@ bool bench_client_time(struct bench_client *c, enum bench_move move, uint32_t fi
 
 /* ------------------------------------------------------------------ open, close */
 
-static enum td_status open_end(struct bench_client *c, const char *name, const char *listen, const char *tls,
+static enum td_status open_end(struct bench_client *c, const char *name, const char *listen, const char *transports,
                                void *arena, int arena_fd, struct xfer **out, struct td_error *e)
 {
     const struct xfer_config x = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
-                                  .tls = tls,
+                                  .transports = transports,
                                   .incarnation = random_u64(),
                                   .layout = &c->layout,
                                   .arena = arena,
@@ -247,7 +247,7 @@ static enum td_status open_end(struct bench_client *c, const char *name, const c
     return xfer_open(&x, out, e);
 }
 
-enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint64_t bytes, const char *tls,
+enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint64_t bytes, const char *transports,
                                  struct td_error *error_out)
 {
     void *source = NULL, *landing = NULL;
@@ -270,8 +270,8 @@ enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint
         return td_fail(error_out, s, "no memory for the working set");
     for (uint64_t i = 0; i < c->n_blocks * c->page_bytes / 8; i++)
         ((uint64_t *)source)[i] = (random_mix(i) & 0x83ff83ff83ff83ff) | 0x3c003c003c003c00;
-    s = open_end(c, "holder", "127.0.0.1:0", tls, source, c->source_fd, &c->holder, error_out);
-    return s ? s : open_end(c, "reader", NULL, tls, landing, 0, &c->reader, error_out);
+    s = open_end(c, "holder", "127.0.0.1:0", transports, source, c->source_fd, &c->holder, error_out);
+    return s ? s : open_end(c, "reader", NULL, transports, landing, 0, &c->reader, error_out);
 }
 
 void bench_client_close(struct bench_client *c)

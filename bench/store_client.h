@@ -49,8 +49,8 @@ struct bench_client {
     struct bench_flight flights[BENCH_FLIGHTS];
 };
 
-/* A page holds 16 tokens in bf16, 32 KiB for each of n_layers. tls as in xfer_config. */
-enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint64_t bytes, const char *tls,
+/* A page holds 16 tokens in bf16, 32 KiB for each of n_layers. transports as in xfer_config. */
+enum td_status bench_client_open(struct bench_client *c, uint32_t n_layers, uint64_t bytes, const char *transports,
                                  struct td_error *error_out);
 void bench_client_close(struct bench_client *c); /* also a half-opened client */
 

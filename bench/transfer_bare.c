@@ -209,6 +209,25 @@ static void drop_endpoint(struct bare *b)
     b->knows_eager = false;
 }
 
+/* Opens an endpoint in peer-error mode: to an address, or for a request, which is used up even on failure. */
+static void open_endpoint(struct bare *b, ucp_conn_request_h request, const struct sockaddr_storage *to, socklen_t len)
+{
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                         .err_handler = {.cb = on_error, .arg = b}};
+    if (request) {
+        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
+        p.conn_request = request;
+    } else {
+        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+        p.sockaddr.addr = (const struct sockaddr *)to;
+        p.sockaddr.addrlen = len;
+    }
+    if (ucp_ep_create(b->worker, &p, &b->ep) != UCS_OK)
+        b->ep = NULL;
+}
+
 /* A new client takes the place of the one before. */
 static void take_request(struct bare *b)
 {
@@ -216,8 +235,7 @@ static void take_request(struct bare *b)
     b->request = NULL;
     drop_endpoint(b);
     atomic_store(&b->is_lost, false);
-    if (wire_ucx_endpoint_open(b->worker, request, NULL, 0, on_error, b, &b->ep) != UCS_OK)
-        b->ep = NULL;
+    open_endpoint(b, request, NULL, 0);
 }
 
 static void on_request(ucp_conn_request_h request, void *arg)
@@ -353,15 +371,14 @@ static enum td_status bare_open(const struct bare_config *config, bool listens, 
     enum td_status s = netaddr_resolve(config->address, &at, &len, error_out);
     if (!s && !netaddr_device(&at, len, device))
         netaddr_any_device(device);
-    s = s ? s : wire_ucx_context_open(config->tls, device, &b->context, error_out);
+    s = s ? s : wire_ucx_context_open(config->transports, device, &b->context, error_out);
     s = s ? s : open_worker(b, error_out);
     if (!s && listens)
         s = open_listener(b, &at, len, error_out);
-    if (!s && !listens &&
-        wire_ucx_endpoint_open(b->worker, NULL, (const struct sockaddr *)&at, len, on_error, b, &b->ep) != UCS_OK) {
-        b->ep = NULL;
+    if (!s && !listens)
+        open_endpoint(b, NULL, &at, len);
+    if (!s && !listens && !b->ep)
         s = td_fail(error_out, TD_ERR_PEER_LOST, "bare loop: can't connect to %s", config->address);
-    }
     if (s) {
         bare_close(b);
         return s;

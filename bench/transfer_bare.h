@@ -21,9 +21,9 @@
 struct bare;
 
 struct bare_config {
-    const char *tls;     /* as in xfer_config */
-    const char *address; /* server: where to listen, port 0 picks one; client: the server's address */
-    void *arena;         /* already touched; borrowed */
+    const char *transports; /* UCX_TLS; with tcp, by which UCX connects to an address */
+    const char *address;    /* server: where to listen, port 0 picks one; client: the server's address */
+    void *arena;            /* already touched; borrowed */
     uint64_t arena_bytes;
     const struct log *log;
 };

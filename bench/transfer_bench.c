@@ -57,9 +57,10 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
     const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
-                                  .tls = is_mapped ? "auto"
-                                         : is_shm  ? "ucx"
-                                                   : s->path,
+                                  .is_trusted_network = true, /* what is measured is the caller's choice */
+                                  .transports = is_mapped ? "auto"
+                                                : is_shm  ? "ucx"
+                                                          : s->path,
                                   .incarnation = s->incarnation,
                                   .secret = secret,
                                   .layout = &LAYOUT,
@@ -88,7 +89,7 @@ static enum td_status bare_open(struct bench_side *s, const char *address, bool 
                                 struct bare **out, struct td_error *error_out)
 {
     bool is_auto = !strcmp(s->path, "mapped") || !strcmp(s->path, "shm");
-    const struct bare_config c = {.tls = is_auto ? "auto" : s->path,
+    const struct bare_config c = {.transports = is_auto ? "posix,tcp" : s->path,
                                   .address = address,
                                   .arena = s->arena,
                                   .arena_bytes = s->arena_bytes,

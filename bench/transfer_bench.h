@@ -25,7 +25,7 @@
 
 struct xfer_bench_config {
     /* "mapped" (the reader maps the holder's arena), "shm" (UCX's shared memory), or a list as in
-     * xfer_config.tls. */
+     * xfer_config.transports. */
     const char *const *paths;
     uint32_t n_paths;
     const uint64_t *unit_bytes; /* multiples of 64 KiB; from 2 MiB on whole pages */

@@ -33,13 +33,13 @@
 enum { DOWN_MS = SUPERVISE_STOP_MS + 10000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
 
 struct up_options {
-    const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *tls, *isa, *numerics, *weights,
-        *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
+    const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *transports, *isa, *numerics,
+        *weights, *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
     int64_t n_prefill, n_decode, n_stores, threads, block_tokens, pool_bytes, pages, max_context, max_batch,
         chunk_tokens, silence_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
     const char *packed_cache;
-    bool store, detach, faults, no_packed_cache;
+    bool store, detach, faults, no_packed_cache, is_trusted_network;
 };
 
 #define AT(member) offsetof(struct up_options, member)
@@ -91,8 +91,10 @@ static const struct option TABLE[] = {
      "memory of each worker for KV pages; default: 4 longest contexts, at most a quarter of the available memory for "
      "all workers together"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: as many as --pool-bytes hold"},
-    {"tls", OPT_STRING, AT(tls), NULL, "LIST", 0, 0,
-     "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx, or a UCX_TLS list"},
+    {"transports", OPT_STRING, AT(transports), NULL, "LIST", 0, 0,
+     "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx (shared memory), or a UCX_TLS list"},
+    {"trusted-network", OPT_BOOL, AT(is_trusted_network), NULL, NULL, 0, 0,
+     "allows RDMA and UCX's tcp in --transports: whoever reaches them can write into a worker's memory"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
      "memory of each store; default: 16 longest contexts, at most an eighth of the available memory for all stores "
@@ -133,7 +135,7 @@ static const struct {
     {"tensor-parallel", AT(n_tensor), WORKERS, false},
     {"pipeline-parallel", AT(n_pipeline), WORKERS, false},
     {"rank-devices", AT(rank_devices), WORKERS, true},
-    {"tls", AT(tls), WORKERS | STORE, true},
+    {"transports", AT(transports), WORKERS | STORE, true},
     {"block-tokens", AT(block_tokens), WORKERS | STORE, false},
     {"chunk-tokens", AT(chunk_tokens), WORKERS, false},
     {"max-batch", AT(max_batch), WORKERS, false},
@@ -208,6 +210,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
         args_add(&c->args, number ? "--dir=%s-%u" : "--dir=%s", u->options.store_dir, number);
     if (u->options.no_packed_cache && WORKERS >> c->role & 1)
         args_add(&c->args, "--no-packed-cache");
+    if (u->options.is_trusted_network && (WORKERS | STORE) >> c->role & 1)
+        args_add(&c->args, "--trusted-network");
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
     if (u->options.faults && c->role != CHILD_ROUTER)

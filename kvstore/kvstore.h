@@ -43,8 +43,9 @@ struct kvstore;
 
 struct kvstore_options {
     struct geometry_options geometry; /* only the layout is used; no weights are read */
-    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *eviction, *dir, *codec, *faults, *routers,
-        *advertise, *log_level;
+    const char *name, *listen, *xfer_listen, *transports, *secret, *metrics_listen, *eviction, *dir, *codec, *faults,
+        *routers, *advertise, *log_level;
+    bool is_trusted_network;
     int64_t dram_bytes, ssd_bytes, read_threads, read_deadline_ms, write_queue_bytes, write_bytes_per_s, lease_ms;
     int64_t silence_ms;
     const char *tenant_quotas;
@@ -55,7 +56,7 @@ extern const struct option KVSTORE_OPTIONS[];
 
 struct kvstore_config {
     struct kvstore_options options;
-    struct xfer_hub *hub; /* for loopback transfers within one process; NULL: as tls says */
+    struct xfer_hub *hub; /* for loopback transfers within one process; NULL: as --transports says */
 };
 
 enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore **out, struct td_error *error_out);

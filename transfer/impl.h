@@ -265,7 +265,7 @@ struct counters {
 };
 
 struct xfer {
-    /* As given, with zeros replaced by defaults. Of its strings only tls is used after xfer_open. */
+    /* As given, with zeros replaced by defaults. Of its strings only transports is used after xfer_open. */
     struct xfer_config config;
     char *name, *secret;
     struct kv_layout layout;

@@ -87,25 +87,16 @@ static void add_transport(struct xfer *x, const char *now)
     pthread_mutex_unlock(&x->transport_lock);
 }
 
-static void on_transport(void *user)
-{
-    struct conn *c = user;
-    char now[128] = "";
-    wire_transport(c->wire, now, sizeof(now));
-    log_info(c->x->config.log, "peer's payloads take another way peer=%s transport=%s", c->name, now);
-    add_transport(c->x, now);
-}
-
-/* Whether a connection is slower than --tls asks for. The first transport of the list is the one wanted,
- * the rest serves connecting. UCX reports "rc" as "rc_mlx5/mlx5_0:1". */
-static bool is_slower(const char *tls, const char *now)
+/* Whether a connection is slower than --transports asks for: than the first one of the list. UCX reports "rc"
+ * as "rc_mlx5/mlx5_0:1". */
+static bool is_slower(const char *transports, const char *now)
 {
     char first[16];
-    size_t n = strcspn(tls, ",");
+    size_t n = strcspn(transports, ",");
     static const char *const KNOWN[] = {"rc", "dc", "ud", "ib", "posix", "sysv", "cma"};
     if (n >= sizeof(first))
         return false;
-    snprintf(first, sizeof(first), "%.*s", (int)n, tls);
+    snprintf(first, sizeof(first), "%.*s", (int)n, transports);
     if (!strcmp(first, "ib"))
         return !strstr(now, "rc") && !strstr(now, "dc") && !strstr(now, "ud");
     for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
@@ -114,15 +105,27 @@ static bool is_slower(const char *tls, const char *now)
     return false; /* "auto", "tcp", or a name that stands for several transports */
 }
 
+/* The transport has chosen how payloads of this connection travel. */
+static void on_transport(void *user)
+{
+    struct conn *c = user;
+    struct xfer *x = c->x;
+    char now[128] = "";
+    wire_transport(c->wire, now, sizeof(now));
+    c->part_bytes = wire_part_bytes(c->wire);
+    if (is_slower(x->config.transports, now) && !atomic_fetch_add(&x->counters.slower, 1))
+        log_warn(x->config.log,
+                 "a peer is reached by a slower transport than --transports asks for, maybe for want of a card; "
+                 "ucx_info -d shows what there is peer=%s asked=%s transport=%s",
+                 c->name, x->config.transports, now);
+    log_info(x->config.log, "way of a peer's payloads peer=%s transport=%s", c->name, now);
+    add_transport(x, now);
+}
+
 static void note_transport(struct xfer *x, struct conn *c)
 {
     char now[128] = "";
     wire_transport(c->wire, now, sizeof(now));
-    if (is_slower(x->config.tls, now) && !atomic_fetch_add(&x->counters.slower, 1))
-        log_warn(x->config.log,
-                 "a peer is reached by a slower transport than --tls asks for, maybe for want of a card; "
-                 "ucx_info -d shows what there is peer=%s asked=%s transport=%s",
-                 c->name, x->config.tls, now);
     log_info(x->config.log, "peer connected peer=%s incarnation=%016llx direction=%s transport=%s", c->name,
              (unsigned long long)c->incarnation, c->target ? "out" : "in", now);
     add_transport(x, now);

@@ -234,7 +234,7 @@ static void note_reach(struct xfer *x, struct xfer_target *t)
     if (is_unreached)
         log_warn(x->config.log,
                  "peer can't be connected to: no KV comes from it (is it up and reached from here, and do both sides' "
-                 "--tls mean TCP, "
+                 "--transports mean TCP, "
                  "or both UCX?) address=%s",
                  t->address);
     else if (t->is_wanted && !x->stopping)

@@ -90,7 +90,8 @@ struct wire { /* first member of each transport */
 struct wire_config {
     const char *listen;     /* NULL: does not listen */
     const char *reached_at; /* see xfer_config.reached_at */
-    const char *tls;
+    const char *transports; /* borrowed until wire_free */
+    bool is_trusted_network;
     void *arena;
     uint64_t arena_bytes;
     int arena_fd; /* 0: the arena is not shared */
@@ -100,8 +101,9 @@ struct wire_config {
 };
 
 typedef enum td_status wire_open_fn(const struct wire_config *config, struct wire **out, struct td_error *error_out);
-wire_open_fn wire_tcp_open, wire_ucx_open, wire_loopback_open;
-/* Over TCP or UCX; between processes of one host payloads are copied straight from the holder's arena. */
+wire_open_fn wire_tcp_open, wire_loopback_open;
+wire_open_fn wire_ucx_open; /* over TCP, which carries the messages */
+/* Over TCP, or over UCX; between processes of one host payloads are copied from the holder's arena. */
 wire_open_fn wire_mapped_open;
 /* Wraps one of the other transports and injects faults. faults and clock are borrowed. */
 enum td_status wire_fault_open(const struct wire_config *config, wire_open_fn *open_inner, struct faults *faults,

@@ -58,7 +58,7 @@
 #include "transfer/wire_wrap.h"
 
 enum { OFFER = 0x4d01, TAKEN = 0x4d02, LEND = 0x4d03, RETURN = 0x4d04 };
-enum { BOOT_ID = 36, OFFER_BYTES = 32 + BOOT_ID, LEND_HEADER = 24, RETURN_EVERY = 16 };
+enum { BOOT_ID = WRAP_BOOT_ID_BYTES, OFFER_BYTES = 32 + BOOT_ID, LEND_HEADER = 24, RETURN_EVERY = 16 };
 
 enum view_state { VIEW_NONE, VIEW_MAPPING, VIEW_READY, VIEW_UNMAPPING, VIEW_GONE };
 enum map_job_kind { JOB_MAP, JOB_UNMAP, JOB_STOP };
@@ -103,7 +103,7 @@ struct mapped_wire {
     const uint8_t *arena;
     uint64_t arena_bytes;
     int arena_fd;    /* our own descriptor; 0: not shared */
-    bool is_willing; /* tls is "auto": offers its arena, and maps those of others */
+    bool is_willing; /* transports is "auto": offers its arena, and maps those of others */
     char boot_id[BOOT_ID];
     struct mailbox jobs, results;
     pthread_t thread;
@@ -358,8 +358,10 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
     uint16_t type = len >= 8 ? get_u16(header) : 0;
     if (c->wrap.is_closing || c->is_broken)
         return;
-    if (!c->is_trusted || type < OFFER || type > RETURN)
+    if (!c->is_trusted || type < WRAP_TYPE_LEAST)
         wrap_on_message(&c->wrap, header, len);
+    else if (type < OFFER || type > RETURN)
+        return; /* of a layer that only the peer has */
     else if (type == OFFER)
         on_offer(c, header, len);
     else if (type == TAKEN)
@@ -497,15 +499,6 @@ static uint64_t mapped_part_bytes(struct wire_conn *base)
 
 /* ------------------------------------------------------------- open and free */
 
-static void read_boot_id(struct mapped_wire *w)
-{
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f && fread(w->boot_id, 1, BOOT_ID, f) != BOOT_ID)
-        w->boot_id[0] = 0; /* no host counts as ours then */
-    if (f)
-        fclose(f);
-}
-
 static void mapped_free(struct wire *base)
 {
     struct mapped_wire *w = (struct mapped_wire *)base;
@@ -546,10 +539,9 @@ static void watch(struct mapped_wire *w, int fd)
 
 static enum td_status open_inner(struct mapped_wire *w, struct wire_config *inner, struct td_error *error_out)
 {
-    const char *tls = inner->tls ? inner->tls : "auto";
-    if (!strcmp(tls, "auto") || !strcmp(tls, "tcp"))
+    const char *transports = inner->transports ? inner->transports : "auto";
+    if (!strcmp(transports, "auto") || !strcmp(transports, "tcp"))
         return wire_tcp_open(inner, &w->wrap.inner, error_out);
-    inner->tls = strcmp(tls, "ucx") ? tls : "auto";
     return wire_ucx_open(inner, &w->wrap.inner, error_out);
 }
 
@@ -564,16 +556,17 @@ enum td_status wire_mapped_open(const struct wire_config *config, struct wire **
                                         .on_payload = wrap_on_payload,
                                         .land = wrap_land,
                                         .on_payload_done = wrap_on_payload_done,
+                                        .on_transport = wrap_on_transport,
                                         .on_error = wrap_on_error,
                                         .on_closed = wrap_on_closed};
     w->wrap.base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
     w->wrap.base.fd = epoll_create1(EPOLL_CLOEXEC);
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);
-    read_boot_id(w);
+    wrap_boot_id(w->boot_id);
     w->arena = config->arena;
     w->arena_bytes = config->arena_bytes;
-    w->is_willing = !config->tls || !strcmp(config->tls, "auto");
+    w->is_willing = !config->transports || !strcmp(config->transports, "auto");
     int fd = config->arena_fd && w->is_willing ? fcntl(config->arena_fd, F_DUPFD_CLOEXEC, 3) : 0;
     w->arena_fd = fd > 0 ? fd : 0;
     enum td_status s = w->wrap.base.fd < 0 || fd < 0

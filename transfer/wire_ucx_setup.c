@@ -91,25 +91,73 @@ void wire_ucx_setup(void)
     pthread_once(&once, process_setup);
 }
 
+/* ------------------------------------------------------- lists of transports */
+
+/* Names in UCX_TLS that reach no other host. Of these the first ones carry messages through shared memory. */
+static const char *const LOCAL[] = {"posix", "sysv", "xpmem", "mm",        "sm",       "shm",     "cma",
+                                    "knem",  "self", "cuda",  "cuda_copy", "cuda_ipc", "gdr_copy"};
+enum { N_SHM = 6 };
+
+/* Looks at the name that begins at *at, and moves on to the next one. False: the list has ended. */
+static bool next_name(const char **at, const char **name_out, size_t *len_out, uint16_t *flag_out)
+{
+    if (!**at)
+        return false;
+    *name_out = *at;
+    *len_out = strcspn(*at, ",");
+    *at += *len_out + (*(*at + *len_out) == ',');
+    *flag_out = WIRE_UCX_NETWORKS; /* also for names that are not known here, and for "^name" */
+    for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++)
+        if (strlen(LOCAL[i]) == *len_out && !memcmp(LOCAL[i], *name_out, *len_out))
+            *flag_out = i < N_SHM ? WIRE_UCX_SHM : 0;
+    return true;
+}
+
+uint16_t wire_ucx_usable(const char *list)
+{
+    uint16_t usable = 0, flag;
+    const char *name;
+    size_t len;
+    while (next_name(&list, &name, &len, &flag))
+        usable |= flag;
+    return usable;
+}
+
+enum td_status wire_ucx_check(const char *list, bool is_trusted_network, struct td_error *error_out)
+{
+    const char *at = list, *name;
+    size_t len;
+    uint16_t flag;
+    while (next_name(&at, &name, &len, &flag))
+        if (flag & WIRE_UCX_NETWORKS && !is_trusted_network)
+            return td_fail(
+                error_out, TD_ERR_INVALID,
+                "--transports %s: whoever reaches UCX's transport %.*s can write into this process's memory; "
+                "it needs --trusted-network",
+                list, (int)len, name);
+    return TD_OK;
+}
+
 /* ------------------------------------------------------------------ context */
 
 /* Names the network device and, for RDMA, the card behind it. */
-static void name_devices(const char *tls, const char *device, char *out, size_t out_bytes)
+static void name_devices(const char *transports, const char *device, char *out, size_t out_bytes)
 {
     static const char *const RDMA[] = {"rc", "dc", "ud", "ib", "all"};
     char card[64];
     bool is_rdma = false;
     for (size_t i = 0; i < sizeof(RDMA) / sizeof(RDMA[0]); i++)
-        is_rdma |= strstr(tls, RDMA[i]) != NULL;
+        is_rdma |= strstr(transports, RDMA[i]) != NULL;
     is_rdma = is_rdma && netaddr_rdma_device("/sys", device, card);
     snprintf(out, out_bytes, "%s%s%s", device, is_rdma ? "," : "", is_rdma ? card : "");
 }
 
-static enum td_status apply_config(ucp_config_t *c, const char *tls, const char *device, struct td_error *error_out)
+static enum td_status apply_config(ucp_config_t *c, const char *transports, const char *device,
+                                   struct td_error *error_out)
 {
     char devices[160];
-    name_devices(tls, device, devices, sizeof(devices));
-    const char *const options[][2] = {{"TLS", tls},
+    name_devices(transports, device, devices, sizeof(devices));
+    const char *const options[][2] = {{"TLS", transports},
                                       {"MAX_RNDV_LANES", "1"},
                                       {"RNDV_SCHEME", "get_zcopy"},
                                       {"ZCOPY_THRESH", "inf"},
@@ -117,7 +165,7 @@ static enum td_status apply_config(ucp_config_t *c, const char *tls, const char 
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         char variable[32];
         snprintf(variable, sizeof(variable), "UCX_%s", options[i][0]);
-        /* The operator's variable wins, except UCX_TLS: for that there is --tls. */
+        /* The operator's variable wins, except UCX_TLS: for that there is --transports. */
         if (i && getenv(variable))
             continue;
         ucs_status_t s = ucp_config_modify(c, options[i][0], options[i][1]);
@@ -128,22 +176,22 @@ static enum td_status apply_config(ucp_config_t *c, const char *tls, const char 
     return TD_OK;
 }
 
-enum td_status wire_ucx_context_open(const char *tls, const char *device, ucp_context_h *out,
+enum td_status wire_ucx_context_open(const char *transports, const char *device, ucp_context_h *out,
                                      struct td_error *error_out)
 {
     ucp_config_t *c = NULL;
     ucs_status_t s = ucp_config_read(NULL, NULL, &c);
     if (s != UCS_OK)
         return td_fail(error_out, TD_ERR_IO, "UCX configuration: %s", ucs_status_string(s));
-    tls = !strcmp(tls, "auto") ? "posix,tcp" : tls;
-    enum td_status st = apply_config(c, tls, device, error_out);
+    enum td_status st = apply_config(c, transports, device, error_out);
     if (!st) {
         ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                           .mt_workers_shared = 1};
         s = ucp_init(&p, c, out);
         if (s != UCS_OK)
-            st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", tls, device, ucs_status_string(s));
+            st = td_fail(error_out, TD_ERR_IO, "UCX with transports %s on %s: %s", transports, device,
+                         ucs_status_string(s));
     }
     ucp_config_release(c);
     return st;
@@ -169,21 +217,14 @@ enum td_status wire_ucx_worker_open(ucp_context_h context, ucp_worker_h *out, in
     return TD_OK;
 }
 
-ucs_status_t wire_ucx_endpoint_open(ucp_worker_h worker, ucp_conn_request_h request, const struct sockaddr *address,
-                                    socklen_t address_len, ucp_err_handler_cb_t on_error, void *arg, ucp_ep_h *out)
+ucs_status_t wire_ucx_endpoint_open(ucp_worker_h worker, const uint8_t *address, ucp_err_handler_cb_t on_error,
+                                    void *arg, ucp_ep_h *out)
 {
-    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLER |
+                                       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
+                         .address = (const ucp_address_t *)address,
                          .err_mode = UCP_ERR_HANDLING_MODE_PEER,
                          .err_handler = {.cb = on_error, .arg = arg}};
-    if (request) {
-        p.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
-        p.conn_request = request;
-    } else {
-        p.field_mask |= UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
-        p.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-        p.sockaddr.addr = address;
-        p.sockaddr.addrlen = address_len;
-    }
     return ucp_ep_create(worker, &p, out);
 }
 

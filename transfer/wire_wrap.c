@@ -1,5 +1,6 @@
 #include "transfer/wire_wrap.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 void wrap_conn_init(struct wrap_wire *w, struct wrap_conn *c)
@@ -10,9 +11,9 @@ void wrap_conn_init(struct wrap_wire *w, struct wrap_conn *c)
 
 void wrap_accept(struct wrap_wire *w, struct wrap_conn *c, struct wire_conn *inner)
 {
+    c->inner = inner;
     w->base.events.on_accept(w->base.events.user, &c->base);
     if (c->base.user) {
-        c->inner = inner;
         inner->user = c;
         return;
     }
@@ -41,6 +42,15 @@ bool wrap_reap(struct wrap_wire *w, bool (*is_over)(const struct wrap_conn *c))
     free(c);
     w->base.events.on_closed(user);
     return true;
+}
+
+void wrap_boot_id(char out[WRAP_BOOT_ID_BYTES])
+{
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!f || fread(out, 1, WRAP_BOOT_ID_BYTES, f) != WRAP_BOOT_ID_BYTES)
+        out[0] = 0;
+    if (f)
+        fclose(f);
 }
 
 void wrap_on_open(void *user)

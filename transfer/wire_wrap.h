@@ -1,6 +1,6 @@
 /*
- * What transports that lie over another one share (faults, mapped arena): an outer connection for each inner
- * one, which forwards events of the inner one until the protocol closes it.
+ * What transports that lie over another one share (faults, mapped arena, UCX): an outer connection for each
+ * inner one, which forwards events of the inner one until the protocol closes it.
  *
  * A wrapper's own structs begin with these, and its events of the inner transport are the functions below,
  * but for those in which it does more.
@@ -12,6 +12,13 @@
 
 #include "base/list.h"
 #include "transfer/wire.h"
+
+/*
+ * Layers send messages of their own to the same layer of a peer that has proved itself. Their types begin at
+ * WRAP_TYPE_LEAST; the protocol's are below. The uppermost layer (wire_mapped.c) drops those that no layer
+ * took: the peer has a layer that this process lacks.
+ */
+enum { WRAP_TYPE_LEAST = 0x4d00, WRAP_BOOT_ID_BYTES = 36 };
 
 struct wrap_conn {
     struct wire_conn base; /* what the protocol sees */
@@ -38,6 +45,9 @@ void wrap_tell_error(struct wrap_conn *c, enum td_status why);
  * on_closed. One in a turn, because the callback may change the list. True if there was one.
  */
 bool wrap_reap(struct wrap_wire *w, bool (*is_over)(const struct wrap_conn *c));
+
+/* Identity of this host until it is booted again; out[0] is 0 if it can't be read: no host counts as ours. */
+void wrap_boot_id(char out[WRAP_BOOT_ID_BYTES]);
 
 static inline const struct wire_events *wrap_events(const struct wrap_conn *c)
 {

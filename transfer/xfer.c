@@ -5,10 +5,12 @@
  * that are due. No step takes longer than a few ms, so heartbeats go out in time.
  *
  * A turn without work is repeated for SPIN_NS, because the next message is often that near (7 us, against 53
- * us through epoll). Then the thread sleeps until the wire, a command or a timer wakes it, and costs nothing
- * while idle. It never yields: since Linux 6.18 each sched_yield gives up the rest of a slice for good, and a
- * thread that has yielded ten thousand times is then kept off a contended core for seconds (measured: 3.4 s),
- * which its peers take for death.
+ * us through epoll), and for SPIN_MOVING_NS while bytes that were asked for are on their way: over TCP the
+ * reader catches up with the holder again and again, and waking up costs it a fifth of the speed. Then the
+ * thread sleeps until the wire, a command or a timer wakes it, and costs nothing while idle. It never yields:
+ * since Linux 6.18 each sched_yield gives up the rest of a slice for good, and a thread that has yielded ten
+ * thousand times is then kept off a contended core for seconds (measured: 3.4 s), which its peers take for
+ * death.
  *
  * The timers are a walk over all connections, leases, pulls and targets, at most once per due_ns. Whoever
  * sets a deadline calls due_at; a timer that finds nothing to do sets its next time again.
@@ -29,6 +31,7 @@
 #include "transfer/slices.h"
 
 #define SPIN_NS           30000ull
+#define SPIN_MOVING_NS    100000ull
 #define DEFAULT_HEARTBEAT (250 * NS_PER_MS)
 #define DEFAULT_SILENCE   NS_PER_S
 #define DEFAULT_IN_FLIGHT (32u << 20)
@@ -166,6 +169,15 @@ static bool is_over(const struct xfer *x)
     return x->stopping && !x->conns && LIST_EMPTY(&x->leases) && LIST_EMPTY(&x->pulls);
 }
 
+/* Whether bytes that were asked for have not arrived. */
+static bool is_moving(const struct xfer *x)
+{
+    const struct conn *c = x->conns;
+    while (c && !c->in_bytes)
+        c = c->next;
+    return c;
+}
+
 static void *run(void *arg)
 {
     struct xfer *x = arg;
@@ -177,7 +189,7 @@ static void *run(void *arg)
             return NULL;
         if (any)
             busy_ns = x->now_ns;
-        else if (x->now_ns - busy_ns > SPIN_NS)
+        else if (x->now_ns - busy_ns > (is_moving(x) ? SPIN_MOVING_NS : SPIN_NS))
             sleep_until_due(x);
     }
 }
@@ -206,7 +218,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     x->words = (x->layout.n_layers + 63) / 64;
     uint64_t fit = config->arena_bytes / x->page_bytes;
     x->pages_max = fit < XFER_MSG_PAGES_MAX ? (uint32_t)fit : XFER_MSG_PAGES_MAX;
-    x->config.tls = config->tls ? config->tls : "auto";
+    x->config.transports = config->transports ? config->transports : "auto";
     x->config.heartbeat_ns = config->heartbeat_ns ? config->heartbeat_ns : DEFAULT_HEARTBEAT;
     x->config.silence_ns = config->silence_ns ? config->silence_ns : DEFAULT_SILENCE;
     x->config.max_inflight_bytes = config->max_inflight_bytes ? config->max_inflight_bytes : DEFAULT_IN_FLIGHT;
@@ -271,7 +283,8 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
     struct xfer *x = xfer_new(config);
     struct wire_config w = {.listen = config->listen,
                             .reached_at = config->reached_at,
-                            .tls = x->config.tls,
+                            .transports = x->config.transports,
+                            .is_trusted_network = config->is_trusted_network,
                             .arena = config->arena,
                             .arena_bytes = config->arena_bytes,
                             .arena_fd = config->arena_fd,

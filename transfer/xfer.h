@@ -65,7 +65,7 @@ struct xfer_id {
 struct xfer_stats { /* a snapshot; all but the last three count since start */
     uint64_t bytes_in, bytes_out, pages_in, pages_out;
     uint64_t pulls_ok, pulls_failed, checksum_errors, refused_stale, not_yet, stalled, messages_dropped;
-    uint64_t slower; /* connections whose transport is slower than `tls` asks for */
+    uint64_t slower; /* connections whose transport is slower than `transports` asks for */
     uint32_t leases_open, pulls_open, peers_up;
 };
 
@@ -86,21 +86,24 @@ struct xfer_config {
     const char *name;     /* shown to peers and in logs; copied */
     /* "HOST:PORT"; port 0 picks one. Loopback: any unique text. NULL: does not listen. */
     const char *listen;
-    /* "HOST:PORT" that peers are told. UCX only: a listener on an any-address uses this address's network
-     * device. NULL: the first device that is up. */
+    /* "HOST:PORT" that peers are told. UCX over a network only: a listener on an any-address uses this
+     * address's network device. NULL: the first device that is up. */
     const char *reached_at;
     /*
-     * "auto": TCP, and the mapped arena between processes of one host. "tcp": TCP alone. "ucx" (shared memory
-     * on one host, else UCX's tcp) or a UCX_TLS list ("rc,tcp"): UCX. Both sides must use TCP, or both UCX.
-     * Borrowed until xfer_close.
+     * "auto": TCP, and the mapped arena between processes of one host. "tcp": TCP alone. "ucx": UCX's shared
+     * memory on one host, else TCP. A UCX_TLS list ("rc,tcp"): payloads by UCX where both sides can, else by
+     * TCP. Borrowed until xfer_close.
      */
-    const char *tls;
+    const char *transports;
+    /* Nobody on the network is a stranger: UCX's network transports may be in the list. Without it they are
+     * TD_ERR_INVALID, because whoever reaches them can write into this process's memory. */
+    bool is_trusted_network;
     uint64_t incarnation;           /* of this process; not 0 */
     const char *secret;             /* the cluster secret; NULL is ""; copied */
     const struct kv_layout *layout; /* copied by xfer_open */
     void *arena; /* the pool's memory, in which all pages lie: borrowed, mapped and registered once */
     uint64_t arena_bytes;
-    /* From mem_map_shared; lets readers on this host map the arena if tls is "auto". Borrowed. 0: not
+    /* From mem_map_shared; lets readers on this host map the arena if transports is "auto". Borrowed. 0: not
      * shared. */
     int arena_fd;
     uint64_t heartbeat_ns, silence_ns; /* 0: 250 ms and 1 s */

@@ -30,9 +30,9 @@ struct worker;
 struct worker_options {
     struct geometry_options geometry;
     struct rank_options ranks;
-    const char *name, *listen, *xfer_listen, *tls, *secret, *metrics_listen, *isa, *engine, *sim_prefill, *sim_decode,
-        *faults, *routers, *advertise, *log_level, *lora, *packed_cache;
-    bool no_packed_cache;
+    const char *name, *listen, *xfer_listen, *transports, *secret, *metrics_listen, *isa, *engine, *sim_prefill,
+        *sim_decode, *faults, *routers, *advertise, *log_level, *lora, *packed_cache;
+    bool no_packed_cache, is_trusted_network;
     double sim_noise;
     int64_t threads, pool_bytes, pages, max_context, max_batch, max_rows, chunk_tokens;
     int64_t lease_ms, quarantine_ms, silence_ms, drain_ms;
@@ -43,7 +43,7 @@ extern const struct option WORKER_OPTIONS[];
 struct worker_config {
     const char *role; /* "prefill" or "decode" */
     struct worker_options options;
-    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: as --tls says */
+    struct xfer_hub *hub; /* loopback transfers between workers of one process; NULL: as --transports says */
 };
 
 enum td_status worker_open(const struct worker_config *config, struct worker **out, struct td_error *error_out);

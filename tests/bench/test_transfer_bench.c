@@ -10,7 +10,7 @@
 
 START_TEST(test_bench_moves_bytes_over_the_transport_it_was_told)
 {
-    static const char *const paths[] = {"shm", "tcp"}, *const transports[] = {"posix", "tcp"};
+    static const char *const paths[] = {"shm", "tcp"}, *const transports[] = {"tcp,posix", "tcp"};
     static const uint64_t sizes[] = {64 << 10, 4 << 20};
     const struct xfer_bench_config c = {
         .paths = paths, .n_paths = 2, .unit_bytes = sizes, .n_units = 2, .arena_bytes = 16 << 20, .n_rounds = 2};

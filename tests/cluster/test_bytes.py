@@ -12,7 +12,7 @@ def interface_bytes(wrap):
 
 @test
 def test_status_agrees_with_the_interface():
-    with network() as wrap, Cluster(plan="split", wrap=wrap, worker_args=["--tls", "tcp"]) as c:
+    with network() as wrap, Cluster(plan="split", wrap=wrap, worker_args=["--transports", "tcp"]) as c:
         requests = [{"id": str(i), "prompt_ids": [(i * 31 + j) % 1500 for j in range(3000)], "max_tokens": 2,
                      "ignore_eos": True, "greedy": True} for i in range(20)]
         c.generate(requests[:2])

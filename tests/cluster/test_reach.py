@@ -137,27 +137,27 @@ def shm_used(wrap):
 def test_a_small_dev_shm_is_as_good_as_a_large_one():
     """Only UCX takes room in /dev/shm. It reports once that there is too little, and uses TCP."""
     asked = [dict(ASKED, id=str(i), prompt_ids=[(i * 37 + j) % 1000 for j in range(300)]) for i in range(64)]
-    for tls in ("auto", "ucx"):
-        with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=tls == "auto", plan="split", wrap=wrap,
-                                               worker_args=["--tls", tls]) as c:
+    for asked_for in ("auto", "ucx"):
+        with small_shm("64m") as wrap, Cluster(prefill=4, decode=4, store=asked_for == "auto", plan="split", wrap=wrap,
+                                               worker_args=["--transports", asked_for]) as c:
             results = c.generate(asked)
             assert not any("error" in r for r in results.values()), results
-            assert tls == "ucx" or c.status()["replans"] == 0, c.status()
+            assert c.status()["replans"] == 0, c.status()
             for w in c.workers:
                 with open(os.path.join(c.dir, w.name + ".log")) as f:
                     said = [line for line in f if "/dev/shm has" in line]
-                assert len(said) == (tls == "ucx") and all("of 64 MiB" in line for line in said), (w.name, said)
+                assert len(said) == (asked_for == "ucx") and all("of 64 MiB" in line for line in said), (w.name, said)
             transports = [w["transport"] for w in c.status()["workers"]]
-            assert any(("mapped" if tls == "auto" else "tcp/") in t for t in transports), transports
+            assert any(("mapped" if asked_for == "auto" else "tcp") in t for t in transports), transports
             used = shm_used(wrap)
-            print(f"# {tls}: {used} bytes of /dev/shm in use")
-            assert tls == "ucx" or used < 64 << 10, used
+            print(f"# {asked_for}: {used} bytes of /dev/shm in use")
+            assert used < 64 << 10, used
 
 
 @test
 def test_a_transport_that_is_slower_than_asked_for_is_said_once():
     metrics = f"127.0.0.1:{free_port()}"
-    with Cluster(prefill=2, decode=1, plan="split", worker_args=["--tls", "rc,tcp"],
+    with Cluster(prefill=2, decode=1, plan="split", worker_args=["--transports", "rc,tcp", "--trusted-network"],
                  roles_args={"decode": ["--metrics-listen", metrics]}) as c:
         if os.path.isdir("/sys/class/infiniband"):
             raise Skip("there is a card")

@@ -450,7 +450,7 @@ static struct process spawn_store(const char *dir)
     setenv("TANDEM_READY_FD", fd, 1);
     char *argv[] = {(char *)(uintptr_t)TANDEM_KVSTORE,
                     (char *)(uintptr_t) "--dummy=" DIMS,
-                    (char *)(uintptr_t) "--tls=tcp",
+                    (char *)(uintptr_t) "--transports=tcp",
                     (char *)(uintptr_t) "--log-level=error",
                     (char *)(uintptr_t) "--dram-bytes=4M",
                     (char *)(uintptr_t) "--ssd-bytes=64M", /* a batch has 2 MiB, so some puts are logged */

@@ -58,7 +58,7 @@ struct node {
 };
 
 struct node_params {
-    const char *backend; /* "loopback", "mapped" (arena shared), or as xfer_config.tls */
+    const char *backend; /* "loopback", "mapped" (arena shared), or as xfer_config.transports */
     struct xfer_hub *hub;
     const char *name, *secret, *listen;
     uint32_t n_pages;
@@ -226,7 +226,8 @@ static inline struct node *node_open(const struct node_params *p)
                             .hub = p->hub,
                             .name = p->name,
                             .listen = p->listen ? p->listen : listen,
-                            .tls = is_loopback ? NULL : (is_mapped ? "auto" : p->backend),
+                            .transports = is_loopback ? NULL : (is_mapped ? "auto" : p->backend),
+                            .is_trusted_network = true,
                             .incarnation = n->incarnation,
                             .secret = p->secret,
                             .layout = &n->layout,

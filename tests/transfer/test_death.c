@@ -24,7 +24,7 @@ struct child {
     char address[160];
 };
 
-static struct child child_start(const char *role, const char *tls, uint64_t id_incarnation, const char *address)
+static struct child child_start(const char *role, const char *transports, uint64_t id_incarnation, const char *address)
 {
     int fds[2];
     ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
@@ -33,7 +33,7 @@ static struct child child_start(const char *role, const char *tls, uint64_t id_i
     struct child c = {.pid = fork()};
     if (c.pid == 0) {
         dup2(fds[1], 1);
-        execl(helper, helper, role, tls, id, address, (char *)NULL);
+        execl(helper, helper, role, transports, id, address, (char *)NULL);
         _exit(127);
     }
     close(fds[1]);
@@ -141,13 +141,13 @@ static void book_offer(struct book *b, uint64_t counter)
 
 /* ------------------------------------------------------------------- scenario */
 
-static struct book *book_begin(struct node *n, const char *tls, bool we_read, uint64_t id_incarnation)
+static struct book *book_begin(struct node *n, const char *transports, bool we_read, uint64_t id_incarnation)
 {
     struct book *b = mem_zalloc(sizeof(*b));
     b->n = n;
     b->id_incarnation = id_incarnation;
     b->place_base = id_incarnation == BYSTANDER ? 0 : PEER_PAGES * PEER_WINDOW;
-    b->child = child_start(we_read ? "holder" : "reader", tls, id_incarnation, we_read ? NULL : n->address);
+    b->child = child_start(we_read ? "holder" : "reader", transports, id_incarnation, we_read ? NULL : n->address);
     pthread_mutex_lock(&n->lock);
     for (uint64_t i = 1; i <= PEER_WINDOW; i++) {
         if (we_read)
@@ -171,9 +171,10 @@ static void wait_random_ms(struct node *n, uint32_t most_ms)
 static uint32_t n_lost;
 
 /* Kills or stops one victim at a random moment while transfers run. Returns how long the last end took. */
-static uint64_t one_round(struct node *n, struct book *bystander, const char *tls, bool we_read, int sig, uint64_t id)
+static uint64_t one_round(struct node *n, struct book *bystander, const char *transports, bool we_read, int sig,
+                          uint64_t id)
 {
-    struct book *v = book_begin(n, tls, we_read, id);
+    struct book *v = book_begin(n, transports, we_read, id);
     NODE_WAIT(n, v->ended_ok >= 2);
     wait_random_ms(n, 20);
     pthread_mutex_lock(&n->lock);

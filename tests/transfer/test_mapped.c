@@ -229,7 +229,7 @@ static void open_rogue(void)
     static const struct log LOG = {.who = "test", .level = LOG_ERROR};
     rogue = (struct rogue){0};
     plain = (struct plain){0};
-    struct wire_config c = {.listen = "127.0.0.1:0", .tls = "auto", .log = &LOG};
+    struct wire_config c = {.listen = "127.0.0.1:0", .transports = "auto", .log = &LOG};
     c.events = (struct wire_events){.user = &rogue,
                                     .on_accept = rogue_accept,
                                     .on_message = rogue_message,

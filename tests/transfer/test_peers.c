@@ -55,24 +55,24 @@ static void child_kill(struct child *c)
 
 static char addresses[ENDPOINTS_MAX][160];
 
-static void start_holders(struct child *children, int n_processes, int n_each, char *tls)
+static void start_holders(struct child *children, int n_processes, int n_each, char *transports)
 {
     for (int p = 0; p < n_processes; p++) {
         char n[8], first[8], readers[8];
         snprintf(n, sizeof(n), "%d", n_each);
         snprintf(first, sizeof(first), "%d", p * n_each);
         snprintf(readers, sizeof(readers), "%d", n_processes * n_each);
-        char *argv[] = {"xfer_many", "holder", tls, n, first, readers, NULL};
+        char *argv[] = {"xfer_many", "holder", transports, n, first, readers, NULL};
         children[p] = child_start(many_program, argv);
         for (int i = 0; i < n_each; i++)
             child_line(&children[p], addresses[p * n_each + i], sizeof(addresses[0]));
     }
 }
 
-static void start_readers(struct child *children, int n_processes, int n_each, char *tls)
+static void start_readers(struct child *children, int n_processes, int n_each, char *transports)
 {
     for (int p = 0; p < n_processes; p++) {
-        char n[8], first[8], *argv[5 + ENDPOINTS_MAX + 1] = {"xfer_many", "reader", tls, n, first};
+        char n[8], first[8], *argv[5 + ENDPOINTS_MAX + 1] = {"xfer_many", "reader", transports, n, first};
         snprintf(n, sizeof(n), "%d", n_each);
         snprintf(first, sizeof(first), "%d", p * n_each);
         for (int i = 0; i < n_processes * n_each; i++)
@@ -88,10 +88,10 @@ START_TEST(test_peers_all_pairs_move_data)
                    strcmp(TLS[_i], "ucx") != 0; /* UCX does not take that many: docs/transfer.md */
     int n_processes = is_long ? 4 : 2, n_each = is_long ? 8 : 4, n = n_processes * n_each;
     struct child holders[PROCESSES_MAX], readers[PROCESSES_MAX];
-    char *tls = (char *)(uintptr_t)TLS[_i], expected[32], line[64];
+    char *transports = (char *)(uintptr_t)TLS[_i], expected[32], line[64];
     uint64_t begin = wall_ns();
-    start_holders(holders, n_processes, n_each, tls);
-    start_readers(readers, n_processes, n_each, tls);
+    start_holders(holders, n_processes, n_each, transports);
+    start_readers(readers, n_processes, n_each, transports);
     snprintf(expected, sizeof(expected), "ok %d", n_each * n * ROUNDS);
     for (int p = 0; p < n_processes; p++) {
         int status = -1;
@@ -103,7 +103,7 @@ START_TEST(test_peers_all_pairs_move_data)
     }
     for (int p = 0; p < n_processes; p++)
         child_kill(&holders[p]);
-    printf("# %s: %d + %d endpoints, %d connections, %d transfers in %.1f s\n", tls, n, n, n * n, n * n * ROUNDS,
+    printf("# %s: %d + %d endpoints, %d connections, %d transfers in %.1f s\n", transports, n, n, n * n, n * n * ROUNDS,
            (double)(wall_ns() - begin) * 1e-9);
     fflush(stdout);
 }
@@ -160,11 +160,11 @@ static void stream_next(struct stream *s, uint64_t counter)
     xfer_pull_start(s->n->x, &p);
 }
 
-static void stream_start(struct stream *s, struct node *n, uint32_t index, char *tls, bool is_measured)
+static void stream_start(struct stream *s, struct node *n, uint32_t index, char *transports, bool is_measured)
 {
     char id[16];
     snprintf(id, sizeof(id), "%u", 100 + index);
-    char *argv[] = {"xfer_peer", "holder", tls, id, NULL};
+    char *argv[] = {"xfer_peer", "holder", transports, id, NULL};
     *s = (struct stream){.n = n, .id_incarnation = 100 + index, .place_base = index * PEER_PAGES};
     s->is_measured = is_measured;
     s->child = child_start(peer_program, argv);
@@ -208,13 +208,13 @@ static double p99_ms(struct node *n, pid_t victim, int run_ms, uint64_t for_ns)
 
 /* The bad peer runs for run_ms of each 50 ms. 0: it is frozen, and measured before it is taken for dead; 5:
  * it is slow. */
-static void one_bad_peer(char *tls, int run_ms)
+static void one_bad_peer(char *transports, int run_ms)
 {
     struct node *n = node_open(&(struct node_params){
-        .backend = tls, .name = "reader", .layout = PEER_LAYOUT, .n_pages = PEER_PAGES * (HEALTHY + 1)});
+        .backend = transports, .name = "reader", .layout = PEER_LAYOUT, .n_pages = PEER_PAGES * (HEALTHY + 1)});
     struct stream streams[HEALTHY + 1];
     for (uint32_t i = 0; i <= HEALTHY; i++)
-        stream_start(&streams[i], n, i, tls, i < HEALTHY);
+        stream_start(&streams[i], n, i, transports, i < HEALTHY);
     NODE_WAIT(n, n->ups == HEALTHY + 1 && n_samples > 50);
     pid_t victim = streams[HEALTHY].child.pid;
     double before = p99_ms(n, victim, 50, 900 * NS_PER_MS);
@@ -223,7 +223,7 @@ static void one_bad_peer(char *tls, int run_ms)
     pthread_mutex_lock(&n->lock);
     is_over = true;
     pthread_mutex_unlock(&n->lock);
-    printf("# %s: p99 of the healthy %.2f ms, beside a %s peer %.2f ms: %.2f times\n", tls, before,
+    printf("# %s: p99 of the healthy %.2f ms, beside a %s peer %.2f ms: %.2f times\n", transports, before,
            run_ms ? "slow" : "frozen", during, during / before);
     fflush(stdout);
     /* Generous: the failure would be a wait for the bad peer, which lasts a second. */

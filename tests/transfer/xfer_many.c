@@ -49,9 +49,9 @@ static uint64_t word_of(uint32_t holder, uint32_t page, uint32_t at)
     return random_mix((uint64_t)holder << 32 | page) + at;
 }
 
-static int endpoint_open(struct endpoint *e, const char *tls, uint32_t n_pages, const char *listen)
+static int endpoint_open(struct endpoint *e, const char *transports, uint32_t n_pages, const char *listen)
 {
-    int fd = 0, is_mapped = !strcmp(tls, "mapped");
+    int fd = 0, is_mapped = !strcmp(transports, "mapped");
     uint64_t arena_bytes = (uint64_t)n_pages * PAGE_BYTES;
     char name[32];
     if (is_mapped ? mem_map_shared(arena_bytes, (void **)&e->arena, &fd) : mem_map(arena_bytes, (void **)&e->arena))
@@ -60,7 +60,7 @@ static int endpoint_open(struct endpoint *e, const char *tls, uint32_t n_pages, 
     const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
-                                  .tls = is_mapped ? "auto" : tls,
+                                  .transports = is_mapped ? "auto" : transports,
                                   .incarnation = random_u64(),
                                   .layout = &LAYOUT,
                                   .arena = e->arena,
@@ -103,10 +103,10 @@ static void lease_all(struct endpoint *e, uint32_t n_readers)
     }
 }
 
-static int run_holders(struct endpoint *endpoints, uint32_t n, const char *tls, uint32_t n_readers)
+static int run_holders(struct endpoint *endpoints, uint32_t n, const char *transports, uint32_t n_readers)
 {
     for (uint32_t i = 0; i < n; i++) {
-        if (endpoint_open(&endpoints[i], tls, PAGES, "127.0.0.1:0"))
+        if (endpoint_open(&endpoints[i], transports, PAGES, "127.0.0.1:0"))
             return 2;
         lease_all(&endpoints[i], n_readers);
         printf("%s\n", xfer_address(endpoints[i].x));
@@ -159,13 +159,14 @@ static void pull(struct endpoint *e, uint64_t counter)
     xfer_pull_start(e->x, &p);
 }
 
-static int run_readers(struct endpoint *endpoints, uint32_t n, const char *tls, int n_addresses, char **addresses)
+static int run_readers(struct endpoint *endpoints, uint32_t n, const char *transports, int n_addresses,
+                       char **addresses)
 {
     for (uint32_t i = 0; i < n; i++) {
         struct endpoint *e = &endpoints[i];
         e->n_addresses = n_addresses;
         e->addresses = addresses;
-        if (endpoint_open(e, tls, (uint32_t)n_addresses * PAGES, NULL))
+        if (endpoint_open(e, transports, (uint32_t)n_addresses * PAGES, NULL))
             return 2;
         for (int holder = 0; holder < n_addresses; holder++)
             pull(e, (uint64_t)holder * ROUNDS + 1);

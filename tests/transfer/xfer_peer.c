@@ -1,9 +1,9 @@
 /*
  * A process to be killed: it holds leases, or pulls, until it is ended.
  *
- *     xfer_peer holder TLS ID_INCARNATION             offers leases with counters 1, 2, .. for ever; prints
- *                                                     its address
- *     xfer_peer reader TLS ID_INCARNATION ADDRESS     pulls counters 1, 2, .. from ADDRESS for ever
+ *     xfer_peer holder TRANSPORTS ID_INCARNATION           offers leases with counters 1, 2, .. for ever;
+ *                                                          prints its address
+ *     xfer_peer reader TRANSPORTS ID_INCARNATION ADDRESS   pulls counters 1, 2, .. from ADDRESS for ever
  *
  * WINDOW transfers are open at any time. The process dies with its parent.
  */
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
     struct xfer_config c = {.backend = XFER_NET,
                             .name = argv[1],
                             .listen = "127.0.0.1:0",
-                            .tls = is_mapped ? "auto" : argv[2],
+                            .transports = is_mapped ? "auto" : argv[2],
                             .incarnation = random_u64(),
                             .layout = &layout,
                             .arena = s.arena,
