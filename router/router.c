@@ -70,6 +70,10 @@ const struct option ROUTER_OPTIONS[] = {
      "most re-plans at once; beyond that, one for every ten recent requests"},
     {"max-calls", OPT_INT, AT(max_calls), "8192", NULL, 1, 1e6,
      "most open calls of any kind (64 more for operators); as many may wait to be looked at"},
+    {"max-connections", OPT_INT, AT(max_connections), "0", NULL, 0, 1e6,
+     "most connections of clients and operators; idle ones make room; 0: half of the limit of open files"},
+    {"max-connections-per-address", OPT_INT, AT(max_per_address), "0", NULL, 0, 1e6,
+     "most connections from one address (IPv6: /64), but for this host's; 0: a quarter of --max-connections"},
     {"send-bytes", OPT_BYTES, AT(send_bytes), "256K", NULL, 4096, 1 << 30,
      "most bytes queued for a call whose client reads slowly, with overhead; and as many unsent in the kernel"},
     {"stall-ms", OPT_MS, AT(stall_ms), "500", NULL, 10, 3.6e6,
@@ -309,6 +313,12 @@ static void tell_demand(struct router *r)
         peer_tell_demand(r->peers[i], r->demand_ms);
 }
 
+/* Counts up to a total that is counted elsewhere. */
+static void count_to(struct router *r, uint32_t metric, uint64_t total)
+{
+    metrics_inc(r->counters, metric, total - metrics_get(r->counters, metric));
+}
+
 /* Ends calls whose clients do not read; their requests then end by NOTE_REQUEST_GONE. */
 static void cut_unread(struct router *r, uint64_t now)
 {
@@ -320,8 +330,11 @@ static void cut_unread(struct router *r, uint64_t now)
     r->away_ns = r->absence.away_ns;
     metrics_inc(r->counters, ROUTER_UNREAD, rpc_server_cut_unread(r->rpc, &patience, &n_full));
     metrics_gauge(r->counters, ROUTER_BEHIND, n_full);
-    metrics_inc(r->counters, ROUTER_CALLS_REFUSED,
-                rpc_server_refused(r->rpc) - metrics_get(r->counters, ROUTER_CALLS_REFUSED));
+    const struct rpc_server_stats s = rpc_server_stats(r->rpc);
+    metrics_gauge(r->counters, ROUTER_CONNECTIONS, s.connections);
+    count_to(r, ROUTER_CALLS_REFUSED, s.calls_refused);
+    count_to(r, ROUTER_CONNECTIONS_REFUSED, s.connections_refused);
+    count_to(r, ROUTER_CONNECTIONS_DROPPED, s.connections_dropped);
 }
 
 static void tick(struct router *r)
@@ -446,6 +459,8 @@ static enum td_status open_network(struct router *r, struct td_error *e)
                                         .descriptors_len_bytes = sizeof(PROTO_DESCRIPTORS),
                                         .max_message_bytes = (uint32_t)r->options.max_message_bytes,
                                         .max_calls = (uint32_t)r->options.max_calls,
+                                        .max_connections = (uint32_t)r->options.max_connections,
+                                        .max_per_address = (uint32_t)r->options.max_per_address,
                                         .max_queued_bytes = (uint64_t)r->options.send_bytes,
                                         .max_unsent_bytes = (uint32_t)r->options.send_bytes,
                                         .log = &r->log,

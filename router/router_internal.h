@@ -54,6 +54,9 @@ enum {
     X(ROUTER_ACCEPTED, METRIC_COUNTER, "tandem_requests_total", "requests that passed validation")                     \
     X(ROUTER_INVALID, METRIC_COUNTER, "tandem_requests_invalid_total", "requests refused at the door")                 \
     X(ROUTER_CALLS_REFUSED, METRIC_COUNTER, "tandem_calls_refused_total", "calls refused: --max-calls are open")       \
+    X(ROUTER_CONNECTIONS, METRIC_GAUGE, "tandem_connections", "open connections of clients and operators")             \
+    X(ROUTER_CONNECTIONS_REFUSED, METRIC_COUNTER, "tandem_connections_refused_total", "closed: --max-connections")     \
+    X(ROUTER_CONNECTIONS_DROPPED, METRIC_COUNTER, "tandem_connections_dropped_total", "closed: silent or idle")        \
     X(ROUTER_NOTES_REFUSED, METRIC_COUNTER, "tandem_mailbox_refused_total", "calls refused: as many wait for a look")  \
     X(ROUTER_TEXTS_REFUSED, METRIC_COUNTER, "tandem_texts_refused_total", "calls refused: --text-bytes wait already")  \
     X(ROUTER_REFUSED, METRIC_COUNTER, "tandem_requests_refused_total", "requests refused by admission")                \

@@ -238,10 +238,10 @@ const char *rpc_server_address(const struct rpc_server *s)
     return s->address;
 }
 
-uint64_t rpc_server_refused(struct rpc_server *s)
+struct rpc_server_stats rpc_server_stats(struct rpc_server *s)
 {
     (void)s;
-    return 0;
+    return (struct rpc_server_stats){0};
 }
 
 void rpc_server_set_serving(struct rpc_server *s, bool serving)

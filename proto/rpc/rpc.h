@@ -108,7 +108,7 @@ void *rpc_call_user(const struct rpc_call *call);
 bool rpc_call_over(struct rpc_call *call);
 
 /* Server side: a number for the connection that carries the call; calls of one connection have the same
- * number. On a unix socket all calls have the same. */
+ * number, which no other connection ever has. */
 uint64_t rpc_call_connection(const struct rpc_call *call);
 
 /*
@@ -148,8 +148,11 @@ struct rpc_server_config {
     size_t descriptors_len_bytes; /* 0: none */
     uint32_t max_message_bytes;   /* 0: 4 MiB */
     uint32_t max_calls;           /* open at once; 0: no limit */
-    uint64_t max_queued_bytes;    /* per call; 0: 1 MiB */
-    uint32_t frozen_ms;           /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
+    /* Connections open at once; 0: half of the limit of open files. From one address, but for this host's; 0:
+     * a quarter of that. */
+    uint32_t max_connections, max_per_address;
+    uint64_t max_queued_bytes; /* per call; 0: 1 MiB */
+    uint32_t frozen_ms;        /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
     /* Limit in the kernel, per TCP connection (TCP_NOTSENT_LOWAT); 0: the system's. */
     uint32_t max_unsent_bytes;
     struct faults *faults; /* for messages that this server sends; borrowed; NULL: none */
@@ -161,12 +164,19 @@ struct rpc_server;
 enum td_status rpc_server_open(const struct rpc_server_config *config, struct rpc_server **out,
                                struct td_error *error_out);
 const char *rpc_server_address(const struct rpc_server *s); /* with the port filled in */
-/*
- * Number of calls refused because max_calls were open. Each was answered with RESOURCE_EXHAUSTED and, as
- * retry-after-ms, the time in which as many of the open calls end as were refused since the last end. Methods
- * with `reserve` have RPC_RESERVED_CALLS more places, for operators.
- */
-uint64_t rpc_server_refused(struct rpc_server *s);
+struct rpc_server_stats {
+    /*
+     * Calls refused because max_calls were open. Each was answered with RESOURCE_EXHAUSTED and, as
+     * retry-after-ms, the time in which as many of the open calls end as were refused since the last end.
+     * Methods with `reserve` have RPC_RESERVED_CALLS more places, for operators.
+     */
+    uint64_t calls_refused;
+    uint32_t connections; /* open; up to a second old */
+    /* Closed because as many were open as the server takes; because they said nothing, or had no call while
+     * others needed their place. */
+    uint64_t connections_refused, connections_dropped;
+};
+struct rpc_server_stats rpc_server_stats(struct rpc_server *s);
 #define RPC_RESERVED_CALLS 64
 /* Sets the state that grpc.health.v1 reports for "" and for every service; NOT_SERVING until it is first
  * set. */

@@ -38,6 +38,7 @@
 #include <grpc/support/time.h>
 
 #include "base/mem.h"
+#include "proto/rpc/rpc_accept.h"
 
 #define CALL_OF(tag_ptr, member) ((struct rpc_call *)(void *)((char *)(tag_ptr)-offsetof(struct rpc_call, member)))
 
@@ -218,6 +219,8 @@ static const char *call_client_outcome(const struct rpc_call *call, char buffer[
 static void call_release(struct rpc_call *call)
 {
     grpc_call_unref(call->grpc);
+    if (call->door)
+        rpc_door_call_end(call->door, call->fd, call->connection);
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }

@@ -117,7 +117,9 @@ struct rpc_call {
     uint32_t n_headers;
 
     struct rpc_tag close_tag, recv_tag, send_tag;
-    uint64_t connection;     /* server: hash of the peer's address */
+    struct rpc_door *door;   /* server: knows the connection */
+    int fd;                  /* server: descriptor of the connection, as long as the connection lasts */
+    uint64_t connection;     /* server: number of the connection */
     uint32_t n_received;     /* used by the chain of receives only */
     size_t message_bytes;    /* memory of the message that on_message has */
     bool message_taken;      /* on_message keeps the message */

@@ -7,21 +7,19 @@
  */
 #include "proto/rpc/rpc_internal.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/select.h>
-#include <sys/socket.h>
 
+#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 
 #include "base/mem.h"
+#include "proto/rpc/rpc_accept.h"
 
 #define N_SLOTS 64
 
@@ -36,7 +34,8 @@ struct rpc_slot { /* one outstanding request for a call */
 struct rpc_server {
     struct rpc_pump pump;
     grpc_server *grpc;
-    char *address;
+    struct rpc_door *door;
+    grpc_server_credentials *credentials;
     struct rpc_health *health;
     struct rpc_reflection *reflection;
     struct rpc_service_method *methods; /* the user's methods, then those of our own services */
@@ -89,14 +88,15 @@ static void call_take_headers(struct rpc_call *call, const grpc_metadata_array *
     }
 }
 
-static uint64_t connection_of(grpc_call *grpc)
+/* gRPC names a connection that it was handed by its descriptor, "fd:12". */
+static int descriptor_of(grpc_call *grpc)
 {
     char *peer = grpc_call_get_peer(grpc);
-    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
-    for (const char *c = peer; c && *c; c++)
-        hash = (hash ^ (unsigned char)*c) * 0x100000001b3ull;
+    int fd = -1;
+    if (!peer || sscanf(peer, "fd:%d", &fd) != 1)
+        fd = -1;
     gpr_free(peer);
-    return hash;
+    return fd;
 }
 
 static struct rpc_call *call_of_slot(struct rpc_slot *slot)
@@ -105,7 +105,9 @@ static struct rpc_call *call_of_slot(struct rpc_slot *slot)
     struct rpc_call *call = rpc_call_new(&slot->server->pump, true, path);
     free(path);
     call->grpc = slot->grpc;
-    call->connection = connection_of(slot->grpc);
+    call->fd = descriptor_of(slot->grpc);
+    call->connection = rpc_door_call_begin(slot->server->door, call->fd);
+    call->door = slot->server->door;
     gpr_timespec deadline = slot->details.deadline;
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0)
         call->deadline = gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC);
@@ -219,58 +221,26 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
     return grpc_server_create(&all, NULL);
 }
 
-/*
- * Limits the bytes that the kernel takes without having sent them. The limit is set on the listening socket,
- * because connections inherit it. gRPC has no argument for it, and its socket mutator is in no public header,
- * so the socket is found by its port. (Rejected: SO_SNDBUF, which would also limit the bytes in flight, and
- * with them the speed over long distances.)
- */
-static void server_bound_unsent(int port, uint32_t bytes)
+/* On the door's thread. */
+static void take_connection(void *user, int fd)
 {
-    for (int fd = 0; fd < FD_SETSIZE; fd++) {
-        struct sockaddr_storage address;
-        socklen_t len = sizeof(address), flag_len = sizeof(int);
-        int listening = 0, value = (int)bytes;
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag_len) || !listening)
-            continue;
-        if (getsockname(fd, (struct sockaddr *)&address, &len))
-            continue;
-        int at = address.ss_family == AF_INET    ? ntohs(((struct sockaddr_in *)&address)->sin_port)
-                 : address.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&address)->sin6_port)
-                                                 : -1;
-        if (at == port)
-            setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &value, sizeof(value));
-    }
+    struct rpc_server *s = user;
+    grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
 }
 
 static enum td_status server_listen(struct rpc_server *s, const struct rpc_server_config *config,
                                     struct td_error *error_out)
 {
-    const char *listen = config->listen;
-    bool is_unix = !strncmp(listen, "unix:", 5);
-    const char *colon = strrchr(listen, ':');
-    char any[32];
-    if (!colon)
-        return td_fail(error_out, TD_ERR_INVALID, "listen: %s is neither HOST:PORT nor unix:/path", listen);
-    if (colon == listen || (colon == listen + 1 && *listen == '*')) { /* gRPC has one name for every address */
-        snprintf(any, sizeof(any), "[::]%.16s", colon);
-        listen = any;
-        colon = any + strlen("[::]");
-    }
-    grpc_server_credentials *creds = grpc_insecure_server_credentials_create();
-    int port = grpc_server_add_http2_port(s->grpc, listen, creds);
-    grpc_server_credentials_release(creds);
-    if (port <= 0)
-        return td_fail(error_out, TD_ERR_IO, "listen: cannot bind %s: in use, or no such address", listen);
-    if (!is_unix && config->max_unsent_bytes)
-        server_bound_unsent(port, config->max_unsent_bytes);
-    struct bytes address = {0};
-    if (is_unix)
-        bytes_printf(&address, "%s", listen);
-    else
-        bytes_printf(&address, "%.*s:%d", (int)(colon - listen), listen, port);
-    s->address = address.data;
-    return TD_OK;
+    s->credentials = grpc_insecure_server_credentials_create();
+    const struct rpc_door_config door = {.listen = config->listen,
+                                         .max_connections = config->max_connections,
+                                         .max_per_address = config->max_per_address,
+                                         .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
+                                         .max_unsent_bytes = config->max_unsent_bytes,
+                                         .log = config->log,
+                                         .take = take_connection,
+                                         .user = s};
+    return rpc_door_open(&door, &s->door, error_out);
 }
 
 static void server_fill_methods(struct rpc_server *s, const struct rpc_server_config *config)
@@ -303,6 +273,7 @@ static void server_start(struct rpc_server *s)
         slot_request(&s->slots[i]);
     }
     pthread_mutex_unlock(&s->pump.lock);
+    rpc_door_start(s->door);
 }
 
 enum td_status rpc_server_open(const struct rpc_server_config *config, struct rpc_server **out,
@@ -335,7 +306,7 @@ fail:
 
 const char *rpc_server_address(const struct rpc_server *s)
 {
-    return s->address;
+    return rpc_door_address(s->door);
 }
 
 uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *patience, uint32_t *n_full_out)
@@ -352,12 +323,16 @@ uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *
     return n_cut;
 }
 
-uint64_t rpc_server_refused(struct rpc_server *s)
+struct rpc_server_stats rpc_server_stats(struct rpc_server *s)
 {
+    struct rpc_door_stats door = rpc_door_stats(s->door);
     pthread_mutex_lock(&s->pump.lock);
     uint64_t n = s->pump.n_refused;
     pthread_mutex_unlock(&s->pump.lock);
-    return n;
+    return (struct rpc_server_stats){.calls_refused = n,
+                                     .connections = door.n_open + door.n_waiting,
+                                     .connections_refused = door.n_refused,
+                                     .connections_dropped = door.n_late + door.n_idle};
 }
 
 void rpc_server_set_serving(struct rpc_server *s, bool serving)
@@ -382,8 +357,9 @@ static void *server_destroy(void *arg)
     grpc_server_destroy(s->grpc);
     rpc_health_close(s->health);
     rpc_reflection_close(s->reflection);
+    rpc_door_close(s->door);
+    grpc_server_credentials_release(s->credentials);
     free(s->methods);
-    free(s->address);
     free(s);
     return NULL;
 }
@@ -392,6 +368,8 @@ void rpc_server_close(struct rpc_server *s)
 {
     if (!s)
         return;
+    if (s->door)
+        rpc_door_stop(s->door);
     pthread_mutex_lock(&s->pump.lock);
     s->pump.closing = true;
     s->pump.n_other++;

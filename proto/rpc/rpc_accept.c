@@ -1,0 +1,607 @@
+#include "proto/rpc/rpc_accept.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/mem.h"
+#include "base/process.h"
+#include "base/thread.h"
+
+static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"; /* RFC 9113, 3.4 */
+enum { PREFACE_BYTES = sizeof(PREFACE) - 1, LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
+enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
+#define WARN_EVERY_NS (10 * NS_PER_S)
+
+struct origin { /* an address whose connections are bounded together: IPv4, or the first half of IPv6 */
+    bool is_bounded;
+    uint8_t bytes[8];
+};
+
+struct waiting { /* accepted, and silent so far */
+    TAILQ_ENTRY(waiting) in_door;
+    int fd;
+    struct origin from;
+    uint64_t until_ns;
+};
+
+struct connection {  /* handed on; the index in rpc_door.connections is its descriptor */
+    uint64_t cookie; /* of its socket: no other socket of this boot has it; 0: no connection */
+    struct origin from;
+    uint32_t n_calls;
+    uint64_t idle_ns; /* since when it has no call */
+};
+
+struct rpc_door {
+    struct rpc_door_config config;
+    struct clock clock;
+    char *address;
+    char *path; /* of a unix socket; NULL */
+    int listeners[LISTENERS_MAX], n_listeners;
+    int epoll_fd, wake_fd, spare_fd;
+    uint64_t resume_ns;            /* nothing is accepted until then; 0: no pause */
+    TAILQ_HEAD(, waiting) waiting; /* the oldest first; used by the thread only */
+    uint64_t warned_ns;
+    pthread_t thread;
+    bool is_running;
+    atomic_bool stop;
+    atomic_uint n_waiting;
+    /* A lock, not a queue: calls of a connection begin and end on gRPC's threads, and the door needs their
+     * count when it looks for an idle one. */
+    pthread_mutex_t lock;
+    struct connection *connections;
+    uint32_t cap_connections;
+    uint64_t swept_ns;
+    atomic_uint n_open; /* written under the lock */
+    struct rpc_door_stats stats;
+};
+
+/* ------------------------------------------------------------------ addresses */
+
+static struct origin origin_of(const struct sockaddr_storage *a)
+{
+    struct origin o = {0};
+    if (a->ss_family == AF_INET) {
+        uint32_t v4 = ((const struct sockaddr_in *)a)->sin_addr.s_addr;
+        o.is_bounded = ntohl(v4) >> 24 != IN_LOOPBACKNET;
+        memcpy(o.bytes, &v4, sizeof(v4));
+    } else if (a->ss_family == AF_INET6) {
+        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)a)->sin6_addr;
+        bool is_mapped = IN6_IS_ADDR_V4MAPPED(v6);
+        o.is_bounded = !IN6_IS_ADDR_LOOPBACK(v6) && !(is_mapped && v6->s6_addr[12] == IN_LOOPBACKNET);
+        memcpy(o.bytes, v6->s6_addr + (is_mapped ? 12 : 0), is_mapped ? 4 : 8);
+    }
+    return o;
+}
+
+static bool is_same(const struct origin *a, const struct origin *b)
+{
+    return a->is_bounded == b->is_bounded && !memcmp(a->bytes, b->bytes, sizeof(a->bytes));
+}
+
+/* ---------------------------------------------------------------- connections */
+
+static uint64_t cookie_of(int fd)
+{
+    uint64_t cookie = 0;
+    socklen_t len = sizeof(cookie);
+    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) ? 0 : cookie;
+}
+
+/* Forgets the connections that gRPC has closed. Call under the lock. */
+static void sweep(struct rpc_door *d)
+{
+    uint32_t n = 0;
+    d->swept_ns = clock_now(&d->clock);
+    for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
+        struct connection *c = &d->connections[fd];
+        if (c->cookie && cookie_of((int)fd) != c->cookie)
+            *c = (struct connection){0};
+        n += c->cookie != 0;
+    }
+    atomic_store(&d->n_open, n);
+}
+
+static uint32_t count_from(const struct rpc_door *d, const struct origin *from)
+{
+    uint32_t n = 0;
+    for (uint32_t fd = 0; fd < d->cap_connections; fd++)
+        n += d->connections[fd].cookie && is_same(&d->connections[fd].from, from);
+    return n;
+}
+
+/*
+ * Closes the connection that has been idle for longest, of those from one address, or of all (NULL). gRPC
+ * owns the descriptor and may close it at any time, so a copy of it is checked and shut down; gRPC then reads
+ * the end. False: none is idle.
+ */
+static bool close_idle(struct rpc_door *d, const struct origin *from)
+{
+    struct connection *found = NULL;
+    for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
+        struct connection *c = &d->connections[fd];
+        if (c->cookie && !c->n_calls && (!found || c->idle_ns < found->idle_ns) && (!from || is_same(&c->from, from)))
+            found = c;
+    }
+    if (!found)
+        return false;
+    int copy = fcntl((int)(found - d->connections), F_DUPFD_CLOEXEC, 3);
+    if (copy >= 0 && cookie_of(copy) == found->cookie)
+        shutdown(copy, SHUT_RDWR);
+    if (copy >= 0)
+        close(copy);
+    *found = (struct connection){0};
+    d->n_open--;
+    d->stats.n_idle++;
+    return true;
+}
+
+/* Whether there is room for one more connection from there; makes room if it can. Call under the lock. */
+static bool make_room(struct rpc_door *d, const struct origin *from)
+{
+    if (d->n_open >= d->config.max_connections) {
+        sweep(d);
+        if (d->n_open >= d->config.max_connections && !close_idle(d, NULL))
+            return false;
+    }
+    if (!from->is_bounded || count_from(d, from) < d->config.max_per_address)
+        return true;
+    sweep(d);
+    return count_from(d, from) < d->config.max_per_address || close_idle(d, from);
+}
+
+static void warn(struct rpc_door *d, const char *what)
+{
+    uint64_t now = clock_now(&d->clock);
+    if (d->warned_ns && now - d->warned_ns < WARN_EVERY_NS)
+        return;
+    d->warned_ns = now;
+    log_warn(d->config.log, "%s address=%s open=%u waiting=%u", what, d->address, atomic_load(&d->n_open),
+             atomic_load(&d->n_waiting));
+}
+
+/* The connection has spoken HTTP/2: hands it on, or closes it at a bound. */
+static void hand_on(struct rpc_door *d, int fd, const struct origin *from)
+{
+    pthread_mutex_lock(&d->lock);
+    bool has_room = make_room(d, from);
+    if (has_room && (uint32_t)fd >= d->cap_connections) {
+        uint32_t cap = (uint32_t)fd * 2;
+        d->connections = mem_resize(d->connections, cap, sizeof(*d->connections));
+        memset(d->connections + d->cap_connections, 0, (cap - d->cap_connections) * sizeof(*d->connections));
+        d->cap_connections = cap;
+    }
+    if (has_room) {
+        d->n_open += !d->connections[fd].cookie;
+        d->connections[fd] =
+            (struct connection){.cookie = cookie_of(fd), .from = *from, .idle_ns = clock_now(&d->clock)};
+    }
+    d->stats.n_refused += !has_room;
+    pthread_mutex_unlock(&d->lock);
+    if (has_room) {
+        d->config.take(d->config.user, fd);
+        return;
+    }
+    close(fd);
+    warn(d, "connection refused: as many are open as the server takes");
+}
+
+uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
+{
+    uint64_t cookie = 0;
+    pthread_mutex_lock(&d->lock);
+    if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
+        cookie = d->connections[fd].cookie;
+        d->connections[fd].n_calls++;
+    }
+    pthread_mutex_unlock(&d->lock);
+    return cookie;
+}
+
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection)
+{
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection && !--c->n_calls)
+        c->idle_ns = clock_now(&d->clock);
+    pthread_mutex_unlock(&d->lock);
+}
+
+struct rpc_door_stats rpc_door_stats(struct rpc_door *d)
+{
+    pthread_mutex_lock(&d->lock);
+    if (clock_now(&d->clock) - d->swept_ns > NS_PER_S)
+        sweep(d);
+    struct rpc_door_stats stats = d->stats;
+    stats.n_open = d->n_open;
+    pthread_mutex_unlock(&d->lock);
+    stats.n_waiting = atomic_load(&d->n_waiting);
+    return stats;
+}
+
+/* -------------------------------------------------------------------- waiting */
+
+static void waiting_free(struct rpc_door *d, struct waiting *w, bool closes)
+{
+    TAILQ_REMOVE(&d->waiting, w, in_door);
+    atomic_fetch_sub(&d->n_waiting, 1);
+    epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, w->fd, NULL);
+    if (closes)
+        close(w->fd);
+    free(w);
+}
+
+static void drop_late(struct rpc_door *d, struct waiting *w)
+{
+    pthread_mutex_lock(&d->lock);
+    d->stats.n_late++;
+    pthread_mutex_unlock(&d->lock);
+    waiting_free(d, w, true);
+}
+
+/* Looks at the first bytes without taking them: gRPC reads them once more. */
+static void on_bytes(struct rpc_door *d, struct waiting *w)
+{
+    char bytes[PREFACE_BYTES];
+    ssize_t n = recv(w->fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0 || memcmp(bytes, PREFACE, (size_t)n) != 0) {
+        waiting_free(d, w, true);
+    } else if (n == PREFACE_BYTES) {
+        int fd = w->fd;
+        struct origin from = w->from;
+        waiting_free(d, w, false);
+        hand_on(d, fd, &from);
+    }
+}
+
+static void set_options(const struct rpc_door *d, int fd)
+{
+    int on = 1, frozen = (int)d->config.frozen_ms, unsent = (int)d->config.max_unsent_bytes;
+    if (d->path)
+        return;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &frozen, sizeof(frozen));
+    if (unsent)
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof(unsent));
+}
+
+static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *from)
+{
+    pthread_mutex_lock(&d->lock);
+    d->stats.n_accepted++;
+    pthread_mutex_unlock(&d->lock);
+    if (atomic_load(&d->n_waiting) >= RPC_WAITING_MAX) { /* those who speak at once never wait that long */
+        warn(d, "silent connection dropped: too many wait");
+        drop_late(d, TAILQ_FIRST(&d->waiting));
+    }
+    set_options(d, fd);
+    struct waiting *w = mem_zalloc(sizeof(*w));
+    *w = (struct waiting){
+        .fd = fd, .from = origin_of(from), .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
+    TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
+    atomic_fetch_add(&d->n_waiting, 1);
+    /* Edge-triggered: a part of the preface must not wake the thread again and again. */
+    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = w};
+    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+/* ------------------------------------------------------------------ accepting */
+
+static int accept_one(int listener, struct sockaddr_storage *from)
+{
+    socklen_t len = sizeof(*from);
+    *from = (struct sockaddr_storage){0};
+    return accept4(listener, (struct sockaddr *)from, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+static void keep_spare(struct rpc_door *d)
+{
+    if (d->spare_fd < 0)
+        d->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* No descriptor is left: drops a silent connection, or an idle one, or refuses the new one with the spare
+ * descriptor. False: not even that was possible, or no connection waits. */
+static bool refuse_one(struct rpc_door *d, int listener)
+{
+    struct sockaddr_storage from;
+    warn(d, "no descriptor is left for a connection");
+    if (!TAILQ_EMPTY(&d->waiting)) {
+        drop_late(d, TAILQ_FIRST(&d->waiting));
+        return true;
+    }
+    if (d->spare_fd >= 0)
+        close(d->spare_fd);
+    d->spare_fd = -1;
+    pthread_mutex_lock(&d->lock);
+    close_idle(d, NULL);
+    pthread_mutex_unlock(&d->lock);
+    int fd = accept_one(listener, &from);
+    if (fd >= 0)
+        close(fd);
+    keep_spare(d);
+    return fd >= 0;
+}
+
+static void listen_for(struct rpc_door *d, uint32_t events)
+{
+    for (int i = 0; i < d->n_listeners; i++) {
+        struct epoll_event e = {.events = events, .data.ptr = &d->listeners[i]};
+        epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->listeners[i], &e);
+    }
+}
+
+static void take_accepts(struct rpc_door *d, int listener)
+{
+    keep_spare(d);
+    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        struct sockaddr_storage from;
+        int fd = accept_one(listener, &from);
+        if (fd >= 0) {
+            accepted(d, fd, &from);
+            continue;
+        }
+        int why = errno;
+        if (why == EINTR || why == ECONNABORTED || ((why == EMFILE || why == ENFILE) && refuse_one(d, listener)))
+            continue;
+        if (why != EAGAIN && why != EWOULDBLOCK) { /* a connection may wait that can't be accepted */
+            listen_for(d, 0);
+            d->resume_ns = clock_now(&d->clock) + PAUSE_MS * NS_PER_MS;
+        }
+        break;
+    }
+}
+
+/* Drops connections that were silent for too long; returns ms until the next one is late, or -1. */
+static int drop_silent(struct rpc_door *d)
+{
+    uint64_t now = clock_now(&d->clock);
+    struct waiting *w;
+    while ((w = TAILQ_FIRST(&d->waiting)) && w->until_ns <= now)
+        drop_late(d, w);
+    if (d->resume_ns && d->resume_ns <= now) {
+        d->resume_ns = 0;
+        listen_for(d, EPOLLIN);
+    }
+    if (d->resume_ns)
+        return PAUSE_MS;
+    return w ? (int)((w->until_ns - now) / NS_PER_MS) + 1 : -1;
+}
+
+static bool is_listener(const struct rpc_door *d, const void *p)
+{
+    return (const int *)p >= d->listeners && (const int *)p < d->listeners + d->n_listeners;
+}
+
+/* One event a turn: handling one may free the connection of another. */
+static void *run(void *arg)
+{
+    struct rpc_door *d = arg;
+    while (!atomic_load(&d->stop)) {
+        struct epoll_event e;
+        int ms = drop_silent(d);
+        if (epoll_wait(d->epoll_fd, &e, 1, ms) < 1 || e.data.ptr == d)
+            continue;
+        if (is_listener(d, e.data.ptr))
+            take_accepts(d, *(int *)e.data.ptr);
+        else
+            on_bytes(d, e.data.ptr);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------- open and close */
+
+static enum td_status bind_one(struct rpc_door *d, const struct sockaddr *to, socklen_t len, struct td_error *e)
+{
+    int on = 1, off = 0, fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && to->sa_family != AF_UNIX)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (fd >= 0 && to->sa_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (fd >= 0 && !bind(fd, to, len) && !listen(fd, BACKLOG)) {
+        d->listeners[d->n_listeners++] = fd;
+        return TD_OK;
+    }
+    enum td_status s = td_fail(e, TD_ERR_IO, "listen: cannot bind %s: %s", d->config.listen, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return s;
+}
+
+static enum td_status bind_unix(struct rpc_door *d, const char *path, struct td_error *e)
+{
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    struct stat st;
+    if (!*path || strlen(path) >= sizeof(to.sun_path))
+        return td_fail(e, TD_ERR_INVALID, "listen: %s: a path of 1 to %zu bytes is needed", d->config.listen,
+                       sizeof(to.sun_path) - 1);
+    memcpy(to.sun_path, path, strlen(path));
+    if (!lstat(path, &st) && S_ISSOCK(st.st_mode)) /* left by a process that was killed */
+        unlink(path);
+    enum td_status s = bind_one(d, (struct sockaddr *)&to, sizeof(to), e);
+    if (!s)
+        d->path = mem_strdup(path);
+    return s;
+}
+
+static void set_port(struct sockaddr *a, in_port_t port)
+{
+    if (a->sa_family == AF_INET6)
+        ((struct sockaddr_in6 *)a)->sin6_port = port;
+    else
+        ((struct sockaddr_in *)a)->sin_port = port;
+}
+
+static in_port_t port_of(int fd)
+{
+    struct sockaddr_storage a;
+    socklen_t len = sizeof(a);
+    if (getsockname(fd, (struct sockaddr *)&a, &len))
+        return 0;
+    return a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port;
+}
+
+/* Binds each address of the name; with port 0 all get the port that the system picks for the first. */
+static enum td_status bind_host(struct rpc_door *d, const char *host, const char *port, struct td_error *e)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
+    int why = getaddrinfo(*host ? host : NULL, port, &hints, &found);
+    if (why)
+        return td_fail(e, TD_ERR_IO, "listen: cannot bind %s: %s", d->config.listen, gai_strerror(why));
+    enum td_status s = TD_ERR_IO;
+    for (int wants_v6 = 1; wants_v6 >= 0; wants_v6--) /* "every address" of IPv6 has those of IPv4 in it */
+        for (const struct addrinfo *a = found; a && d->n_listeners < LISTENERS_MAX; a = a->ai_next) {
+            if ((a->ai_family == AF_INET6) != wants_v6 || (!*host && d->n_listeners))
+                continue;
+            if (d->n_listeners)
+                set_port(a->ai_addr, port_of(d->listeners[0]));
+            enum td_status one = bind_one(d, a->ai_addr, a->ai_addrlen, e);
+            s = d->n_listeners ? TD_OK : one;
+        }
+    freeaddrinfo(found);
+    return s;
+}
+
+static enum td_status bind_all(struct rpc_door *d, struct td_error *e)
+{
+    const char *listen = d->config.listen, *colon = strrchr(listen, ':');
+    char host[256];
+    struct bytes address = {0};
+    if (!strncmp(listen, "unix:", 5)) {
+        d->address = mem_strdup(listen);
+        return bind_unix(d, listen + 5, e);
+    }
+    if (!colon || (size_t)(colon - listen) >= sizeof(host))
+        return td_fail(e, TD_ERR_INVALID, "listen: %s is neither HOST:PORT nor unix:/path", listen);
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - listen), listen);
+    size_t n = strlen(host);
+    bool is_any = !n || !strcmp(host, "*");
+    if (n > 2 && host[0] == '[' && host[n - 1] == ']') {
+        memmove(host, host + 1, n - 2);
+        host[n - 2] = 0;
+    }
+    enum td_status s = bind_host(d, is_any ? "" : host, colon + 1, e);
+    if (s)
+        return s;
+    bytes_printf(&address, "%.*s:%u", is_any ? 4 : (int)(colon - listen), is_any ? "[::]" : listen,
+                 ntohs(port_of(d->listeners[0])));
+    d->address = address.data;
+    return TD_OK;
+}
+
+/* Half of the descriptors, because calls to others, files and the program itself need some, too. */
+static void fill_bounds(struct rpc_door_config *c)
+{
+    struct rlimit files = {1024, 1024};
+    getrlimit(RLIMIT_NOFILE, &files);
+    uint64_t half = files.rlim_cur / 2;
+    if (!c->max_connections)
+        c->max_connections = half < CONNECTIONS_LEAST  ? CONNECTIONS_LEAST
+                             : half > CONNECTIONS_MOST ? CONNECTIONS_MOST
+                                                       : (uint32_t)half;
+    if (!c->max_per_address)
+        c->max_per_address = c->max_connections / SHARE_OF_ADDRESS + 1;
+}
+
+static void watch(struct rpc_door *d, int fd, void *what)
+{
+    struct epoll_event e = {.events = EPOLLIN, .data.ptr = what};
+    epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+}
+
+enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_door **out, struct td_error *error_out)
+{
+    process_raise_file_limit();
+    struct rpc_door *d = mem_zalloc(sizeof(*d));
+    d->config = *config;
+    fill_bounds(&d->config);
+    clock_init_real(&d->clock);
+    TAILQ_INIT(&d->waiting);
+    pthread_mutex_init(&d->lock, NULL);
+    d->cap_connections = CONNECTIONS_LEAST;
+    d->connections = mem_array(d->cap_connections, sizeof(*d->connections));
+    d->spare_fd = -1;
+    keep_spare(d);
+    d->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    enum td_status s = d->epoll_fd < 0 || d->wake_fd < 0 ? td_fail(error_out, TD_ERR_IO, "no descriptor for a server")
+                                                         : bind_all(d, error_out);
+    if (s) {
+        rpc_door_close(d);
+        return s;
+    }
+    watch(d, d->wake_fd, d);
+    for (int i = 0; i < d->n_listeners; i++)
+        watch(d, d->listeners[i], &d->listeners[i]);
+    *out = d;
+    return TD_OK;
+}
+
+void rpc_door_start(struct rpc_door *d)
+{
+    d->thread = thread_start("rpc-accept", run, d);
+    d->is_running = true;
+}
+
+void rpc_door_stop(struct rpc_door *d)
+{
+    uint64_t one = 1;
+    atomic_store(&d->stop, true);
+    if (d->is_running) {
+        if (write(d->wake_fd, &one, sizeof(one)) < 0)
+            log_error(d->config.log, "the accepting thread can't be woken");
+        pthread_join(d->thread, NULL);
+        d->is_running = false;
+    }
+    while (!TAILQ_EMPTY(&d->waiting))
+        waiting_free(d, TAILQ_FIRST(&d->waiting), true);
+    for (int i = 0; i < d->n_listeners; i++)
+        close(d->listeners[i]);
+    d->n_listeners = 0;
+    if (d->path)
+        unlink(d->path);
+    free(d->path);
+    d->path = NULL;
+}
+
+void rpc_door_close(struct rpc_door *d)
+{
+    if (!d)
+        return;
+    rpc_door_stop(d);
+    const int fds[] = {d->spare_fd, d->wake_fd, d->epoll_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    pthread_mutex_destroy(&d->lock);
+    free(d->connections);
+    free(d->address);
+    free(d);
+}
+
+const char *rpc_door_address(const struct rpc_door *d)
+{
+    return d->address;
+}

@@ -1,0 +1,62 @@
+/*
+ * The door of a server: listens, accepts connections and bounds them, and hands those that speak HTTP/2 to
+ * gRPC.
+ *
+ * Why not gRPC's own listener: that of 1.51 stops listening for good when the process once has no descriptor
+ * left, and it bounds neither connections nor the time in which a client has to say something. A newer gRPC
+ * is not in Debian 12, and its C interface has no such bounds either. So the door accepts, and gRPC gets the
+ * descriptor of a connection that has shown the first bytes of HTTP/2. (TLS would need gRPC's listener, or be
+ * ended here.)
+ *
+ *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> gRPC's
+ *
+ * Bounds: when a new connection finds max_connections, or max_per_address from its address, the connection
+ * without calls that has been idle for longest is closed for it; if there is none, the new one is closed. So
+ * idle connections keep nobody out. Loopback and unix sockets have no bound for each address: there all
+ * clients look alike. A spare descriptor is kept to refuse connections when no other is left.
+ *
+ * A connection that gRPC has closed is found by its socket's cookie: gRPC tells nobody. Looking costs a call
+ * into the kernel for each connection, so it is done when a bound is reached, and once a second to count.
+ *
+ * Threads: one, "rpc-accept". All functions but open and close may be called from any thread.
+ */
+#pragma once
+
+#include <stdint.h>
+
+#include "base/log.h"
+#include "base/status.h"
+
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256 };
+
+struct rpc_door;
+
+struct rpc_door_config {
+    const char *listen;                        /* "HOST:PORT" or "unix:/path" */
+    uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
+    uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
+    uint32_t max_unsent_bytes;                 /* see rpc_server_config */
+    const struct log *log;
+    /* On the door's thread: takes over the descriptor of a connection. */
+    void (*take)(void *user, int fd);
+    void *user;
+};
+
+struct rpc_door_stats {
+    uint32_t n_open, n_waiting;                     /* handed on and not closed yet; silent so far */
+    uint64_t n_accepted, n_refused, n_late, n_idle; /* refused at a bound; late to speak; closed for others */
+};
+
+/* Binds and listens; connections are taken from rpc_door_start() on. error_out names the address. */
+enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_door **out, struct td_error *error_out);
+void rpc_door_start(struct rpc_door *d);
+/* Stops listening and drops the connections that wait. Those handed on stay. */
+void rpc_door_stop(struct rpc_door *d);
+void rpc_door_close(struct rpc_door *d);                /* when no call is left; NULL is fine */
+const char *rpc_door_address(const struct rpc_door *d); /* with the port filled in */
+struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
+
+/* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
+ * end; 0: it is not known any more. */
+uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection);

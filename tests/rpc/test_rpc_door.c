@@ -1,0 +1,355 @@
+/*
+ * The door of a server by itself: who is handed on, who is dropped when, and what makes room. Connections are
+ * sockets of this process; what is handed on stays with the test, as it would with gRPC.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <arpa/inet.h>
+
+#include "base/clock.h"
+#include "proto/rpc/rpc_accept.h"
+#include "tests/tap.h"
+
+static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+enum { MOST = 4, TAKEN_MAX = 512 };
+
+static struct rpc_door *door;
+static int taken[TAKEN_MAX]; /* descriptors that were handed on */
+static atomic_uint n_taken;
+static struct sockaddr_storage at;
+static socklen_t at_len;
+
+static uint64_t now_ns(void)
+{
+    struct clock c;
+    clock_init_real(&c);
+    return clock_now(&c);
+}
+
+#define UNTIL(condition)                                                                                               \
+    do {                                                                                                               \
+        uint64_t until_deadline = now_ns() + 10 * NS_PER_S;                                                            \
+        while (!(condition)) {                                                                                         \
+            usleep(1000);                                                                                              \
+            ck_assert_msg(now_ns() < until_deadline, "waited in vain for: %s", #condition);                            \
+        }                                                                                                              \
+    } while (0)
+
+static void take(void *user, int fd)
+{
+    (void)user;
+    taken[atomic_load(&n_taken)] = fd;
+    atomic_fetch_add(&n_taken, 1);
+}
+
+static void open_door(const char *listen, uint32_t most, uint32_t per_address)
+{
+    static const struct log LOG = {.who = "test", .level = LOG_ERROR};
+    const struct rpc_door_config c = {.listen = listen,
+                                      .max_connections = most,
+                                      .max_per_address = per_address,
+                                      .frozen_ms = 1000,
+                                      .log = &LOG,
+                                      .take = take};
+    struct td_error e = {""};
+    atomic_store(&n_taken, 0);
+    ck_assert_msg(rpc_door_open(&c, &door, &e) == TD_OK, "%s", e.text);
+    rpc_door_start(door);
+    const char *address = rpc_door_address(door), *colon = strrchr(address, ':');
+    if (!strncmp(address, "unix:", 5)) {
+        struct sockaddr_un *u = (struct sockaddr_un *)&at;
+        u->sun_family = AF_UNIX;
+        snprintf(u->sun_path, sizeof(u->sun_path), "%s", address + 5);
+        at_len = sizeof(*u);
+        return;
+    }
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&at;
+    char host[64];
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - address), address);
+    *v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(colon + 1))};
+    if (inet_pton(AF_INET, host, &v4->sin_addr) != 1)
+        v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at_len = sizeof(*v4);
+}
+
+static int dial(const char *said, size_t n)
+{
+    int fd = socket(at.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&at, at_len), 0);
+    if (n)
+        ck_assert_int_eq(send(fd, said, n, MSG_NOSIGNAL), (ssize_t)n);
+    return fd;
+}
+
+static int greet(void)
+{
+    unsigned before = atomic_load(&n_taken);
+    int fd = dial(PREFACE, sizeof(PREFACE) - 1);
+    UNTIL(atomic_load(&n_taken) == before + 1);
+    return fd;
+}
+
+/* Whether the other side has closed or cut it. */
+static bool is_closed(int fd)
+{
+    char c;
+    ssize_t n = recv(fd, &c, 1, MSG_DONTWAIT | MSG_PEEK);
+    return n == 0 || (n < 0 && errno == ECONNRESET);
+}
+
+static void close_door(void)
+{
+    rpc_door_close(door);
+    for (unsigned i = 0; i < atomic_load(&n_taken); i++)
+        close(taken[i]);
+}
+
+START_TEST(test_door_hands_on_who_speaks_and_takes_no_byte)
+{
+    char bytes[sizeof(PREFACE)];
+    open_door("127.0.0.1:0", 0, 0);
+    int fd = dial(PREFACE, 10);
+    usleep(20000);
+    ck_assert_uint_eq(atomic_load(&n_taken), 0);
+    ck_assert_int_eq(send(fd, PREFACE + 10, sizeof(PREFACE) - 11, MSG_NOSIGNAL), (ssize_t)sizeof(PREFACE) - 11);
+    UNTIL(atomic_load(&n_taken) == 1);
+    ck_assert_int_eq(recv(taken[0], bytes, sizeof(bytes), 0), (ssize_t)sizeof(PREFACE) - 1);
+    ck_assert(!memcmp(bytes, PREFACE, sizeof(PREFACE) - 1));
+    close(fd);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_drops_another_protocol_at_once)
+{
+    open_door("127.0.0.1:0", 0, 0);
+    int fds[] = {dial("GET / HTTP/1.1\r\n", 16), dial("PRJ", 3), dial("\x16\x03\x01", 3)};
+    for (int i = 0; i < 3; i++) {
+        UNTIL(is_closed(fds[i]));
+        close(fds[i]);
+    }
+    ck_assert_uint_eq(atomic_load(&n_taken), 0);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_drops_who_is_silent)
+{
+    open_door("127.0.0.1:0", 0, 0);
+    int fd = dial("PRI", 3);
+    uint64_t begin = now_ns();
+    UNTIL(is_closed(fd));
+    ck_assert_uint_ge(now_ns() - begin, (RPC_HANDSHAKE_MS - 500) * NS_PER_MS);
+    ck_assert_uint_eq(rpc_door_stats(door).n_late, 1);
+    close(fd);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_drops_the_oldest_of_too_many_that_are_silent)
+{
+    static int crowd[RPC_WAITING_MAX + 10];
+    open_door("127.0.0.1:0", 0, 0);
+    for (int i = 0; i < RPC_WAITING_MAX + 10; i++)
+        crowd[i] = dial(NULL, 0);
+    for (int i = 0; i < 10; i++)
+        UNTIL(is_closed(crowd[i]));
+    int fd = greet(); /* who speaks comes in */
+    for (int i = 0; i < RPC_WAITING_MAX + 10; i++)
+        close(crowd[i]);
+    close(fd);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_closes_the_longest_idle_to_make_room)
+{
+    int fds[MOST + 2];
+    uint64_t call[MOST];
+    open_door("127.0.0.1:0", MOST, 0);
+    for (int i = 0; i < MOST; i++) {
+        fds[i] = greet();
+        call[i] = rpc_door_call_begin(door, taken[i]);
+        ck_assert_uint_ne(call[i], 0);
+    }
+    rpc_door_call_end(door, taken[2], call[2]);
+    rpc_door_call_end(door, taken[1], call[1]);
+    fds[MOST] = greet();
+    UNTIL(is_closed(fds[2]));
+    ck_assert(!is_closed(fds[1]) && !is_closed(fds[0]) && !is_closed(fds[3]));
+    uint64_t last = rpc_door_call_begin(door, taken[MOST]);
+    fds[MOST + 1] = greet();
+    UNTIL(is_closed(fds[1]));
+    ck_assert(!is_closed(fds[0]) && !is_closed(fds[3]) && !is_closed(fds[MOST]));
+    ck_assert_uint_eq(rpc_door_stats(door).n_idle, 2);
+    /* the end of a call on a connection that is gone, and whose descriptor another may have */
+    rpc_door_call_end(door, taken[1], call[1]);
+    rpc_door_call_end(door, taken[MOST], last);
+    for (int i = 0; i < MOST + 2; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_refuses_when_all_have_calls)
+{
+    int fds[MOST];
+    open_door("127.0.0.1:0", MOST, 0);
+    for (int i = 0; i < MOST; i++) {
+        fds[i] = greet();
+        rpc_door_call_begin(door, taken[i]);
+    }
+    int fd = dial(PREFACE, sizeof(PREFACE) - 1);
+    UNTIL(is_closed(fd));
+    close(fd);
+    ck_assert_uint_eq(rpc_door_stats(door).n_refused, 1);
+    /* One leaves, as gRPC would find it: its place is free, with nobody telling the door. */
+    close(taken[3]);
+    taken[3] = -1;
+    close(fds[3]);
+    fds[3] = greet();
+    for (int i = 0; i < MOST; i++) {
+        ck_assert(!is_closed(fds[i]));
+        close(fds[i]);
+    }
+    close_door();
+}
+END_TEST
+
+/* An address of this host that is not loopback; false: it has none. */
+static bool own_address(char *out, size_t out_bytes)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all))
+        return false;
+    for (const struct ifaddrs *a = all; a && !found; a = a->ifa_next)
+        if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET && !(a->ifa_flags & IFF_LOOPBACK)) {
+            char host[INET_ADDRSTRLEN];
+            inet_ntop(AF_INET, &((struct sockaddr_in *)(void *)a->ifa_addr)->sin_addr, host, sizeof(host));
+            snprintf(out, out_bytes, "%s:0", host);
+            found = true;
+        }
+    freeifaddrs(all);
+    return found;
+}
+
+START_TEST(test_door_bounds_each_address)
+{
+    char listen[64];
+    int fds[4];
+    if (!own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    open_door(listen, 100, 2);
+    for (int i = 0; i < 2; i++) {
+        fds[i] = greet();
+        rpc_door_call_begin(door, taken[i]);
+    }
+    fds[2] = dial(PREFACE, sizeof(PREFACE) - 1);
+    UNTIL(is_closed(fds[2]));
+    ck_assert_uint_eq(rpc_door_stats(door).n_open, 2);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_survives_the_end_of_descriptors)
+{
+    open_door("127.0.0.1:0", 64, 0);
+    static int crowd[200];
+    int n = 0, fds[300], n_fds = 0;
+    for (; n < 20; n++)
+        crowd[n] = dial(NULL, 0);
+    UNTIL(rpc_door_stats(door).n_waiting == (uint32_t)n);
+    int last = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct rlimit few, was;
+    getrlimit(RLIMIT_NOFILE, &was);
+    few = was;
+    few.rlim_cur = (rlim_t)last + 1;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    while (n_fds < 300 && (fds[n_fds] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0)
+        n_fds++;
+    /* No descriptor is left. The socket was made before: the door drops a silent one for it. */
+    ck_assert_int_eq(connect(last, (struct sockaddr *)&at, at_len), 0);
+    ck_assert_int_eq(send(last, PREFACE, sizeof(PREFACE) - 1, MSG_NOSIGNAL), (ssize_t)sizeof(PREFACE) - 1);
+    UNTIL(atomic_load(&n_taken) == 1 || is_closed(last));
+    ck_assert_uint_eq(atomic_load(&n_taken), 1);
+    setrlimit(RLIMIT_NOFILE, &was);
+    close(greet());
+    while (n_fds)
+        close(fds[--n_fds]);
+    while (n)
+        close(crowd[--n]);
+    close(last);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_listens_where_it_is_told)
+{
+    static const char *const OPENS[][2] = {
+        {"127.0.0.1:0", "127.0.0.1:"}, {":0", "[::]:"}, {"*:0", "[::]:"}, {"localhost:0", "localhost:"}};
+    static const char *const FAILS[] = {"nothing", "203.0.113.1:1", "unix:", "127.0.0.1:http-of-nobody"};
+    struct rpc_door_config c = {.frozen_ms = 1000, .take = take};
+    struct td_error e;
+    for (size_t i = 0; i < sizeof(OPENS) / sizeof(OPENS[0]); i++) {
+        open_door(OPENS[i][0], 0, 0);
+        ck_assert_msg(!strncmp(rpc_door_address(door), OPENS[i][1], strlen(OPENS[i][1])), "%s", rpc_door_address(door));
+        close(greet());
+        close_door();
+    }
+    for (size_t i = 0; i < sizeof(FAILS) / sizeof(FAILS[0]); i++) {
+        c.listen = FAILS[i];
+        ck_assert_msg(rpc_door_open(&c, &door, &e) != TD_OK, "%s", FAILS[i]);
+        ck_assert_msg(strstr(e.text, FAILS[i]) != NULL, "%s", e.text);
+    }
+}
+END_TEST
+
+START_TEST(test_door_of_a_unix_socket_replaces_one_that_was_left)
+{
+    char listen[100];
+    snprintf(listen, sizeof(listen), "unix:/tmp/tandem-door-%d.sock", (int)getpid());
+    struct sockaddr_un left = {.sun_family = AF_UNIX};
+    snprintf(left.sun_path, sizeof(left.sun_path), "%s", listen + 5);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&left, sizeof(left)), 0);
+    close(fd);
+    open_door(listen, 0, 0);
+    close(greet());
+    close_door();
+    ck_assert_int_ne(access(listen + 5, F_OK), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("rpc door");
+    TCase *tc = tcase_create("door");
+    tcase_set_timeout(tc, 30);
+    tcase_add_test(tc, test_door_hands_on_who_speaks_and_takes_no_byte);
+    tcase_add_test(tc, test_door_drops_another_protocol_at_once);
+    tcase_add_test(tc, test_door_drops_who_is_silent);
+    tcase_add_test(tc, test_door_drops_the_oldest_of_too_many_that_are_silent);
+    tcase_add_test(tc, test_door_closes_the_longest_idle_to_make_room);
+    tcase_add_test(tc, test_door_refuses_when_all_have_calls);
+    tcase_add_test(tc, test_door_bounds_each_address);
+    tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
+    tcase_add_test(tc, test_door_listens_where_it_is_told);
+    tcase_add_test(tc, test_door_of_a_unix_socket_replaces_one_that_was_left);
+    suite_add_tcase(s, tc);
+    return tap_main(s);
+}
