@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -214,4 +216,24 @@ enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t 
     *out = b.data;
     *len_out = b.len;
     return TD_OK;
+}
+
+#define RETURN_EVERY_NS 10000000000ull
+enum { RETURN_LEAST = 32 << 20 };
+
+void mem_return_freed(uint64_t now_ns)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static size_t least = SIZE_MAX; /* the least that was free at a call since memory was returned */
+    static uint64_t returned_ns;
+    if (pthread_mutex_trylock(&lock)) /* several servers of one process */
+        return;
+    size_t n_free = mallinfo2().fordblks;
+    least = n_free < least ? n_free : least;
+    if (n_free - least > RETURN_LEAST && now_ns - returned_ns > RETURN_EVERY_NS) {
+        malloc_trim(0);
+        least = n_free;
+        returned_ns = now_ns;
+    }
+    pthread_mutex_unlock(&lock);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/status.h"
 
@@ -53,3 +54,11 @@ void bytes_free(struct bytes *b);
 /* Reads a whole file. *out is malloc'd and NUL-terminated; the caller frees it. TD_ERR_NOT_FOUND,
  * TD_ERR_IO; TD_ERR_NO_SPACE: longer than max_bytes. */
 enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t *len_out, struct td_error *error_out);
+
+/*
+ * Returns freed memory to the system if much of it was freed since the last time, at most every ten seconds.
+ * The allocator keeps the memory of a hundred thousand small objects because some object at its end is in
+ * use. Call it once a second from a thread that has nothing urgent to do: it takes the allocator's locks, for
+ * some milliseconds after a flood. now_ns: by any clock, always the same one.
+ */
+void mem_return_freed(uint64_t now_ns);

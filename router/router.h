@@ -26,7 +26,7 @@ struct router_options {
         *tenants, *prefix, *faults, *log_level, *name, *chat_template;
     int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, max_wait_ms;
     int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, max_calls, max_connections,
-        max_per_address, send_bytes, stall_ms, text_threads, text_bytes;
+        max_per_address, rpc_bytes, send_bytes, stall_ms, text_threads, text_bytes;
 };
 
 extern const struct option ROUTER_OPTIONS[]; /* help texts say what each option does */

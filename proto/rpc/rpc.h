@@ -139,6 +139,9 @@ struct rpc_method {
     bool reserve;     /* may use the RPC_RESERVED_CALLS when max_calls are open */
 };
 
+#define RPC_BYTES (128ull << 20)
+enum { RPC_FIRST_MESSAGE_MS = 10000 }; /* a call that has brought no message by then is ended */
+
 struct rpc_server_config {
     const char *listen;               /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
     const struct rpc_method *methods; /* borrowed, outlives the server */
@@ -152,6 +155,7 @@ struct rpc_server_config {
      * a quarter of that. */
     uint32_t max_connections, max_per_address;
     uint64_t max_queued_bytes; /* per call; 0: 1 MiB */
+    uint64_t max_rpc_bytes;    /* that gRPC takes for connections, calls and unread messages; 0: RPC_BYTES */
     uint32_t frozen_ms;        /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
     /* Limit in the kernel, per TCP connection (TCP_NOTSENT_LOWAT); 0: the system's. */
     uint32_t max_unsent_bytes;

@@ -37,8 +37,8 @@ struct origin { /* an address whose connections are bounded together: IPv4, or t
     uint8_t bytes[8];
 };
 
-struct waiting { /* accepted, and silent so far */
-    TAILQ_ENTRY(waiting) in_door;
+struct newcomer { /* accepted, and silent so far */
+    TAILQ_ENTRY(newcomer) in_door;
     int fd;
     struct origin from;
     uint64_t until_ns;
@@ -48,7 +48,9 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t cookie; /* of its socket: no other socket of this boot has it; 0: no connection */
     struct origin from;
     uint32_t n_calls;
-    uint64_t idle_ns; /* since when it has no call */
+    uint64_t idle_ns;  /* since when it has no call */
+    uint32_t n_silent; /* calls that ended without a message since silent_ns */
+    uint64_t silent_ns;
 };
 
 struct rpc_door {
@@ -58,9 +60,10 @@ struct rpc_door {
     char *path; /* of a unix socket; NULL */
     int listeners[LISTENERS_MAX], n_listeners;
     int epoll_fd, wake_fd, spare_fd;
-    uint64_t resume_ns;            /* nothing is accepted until then; 0: no pause */
-    TAILQ_HEAD(, waiting) waiting; /* the oldest first; used by the thread only */
-    uint64_t warned_ns;
+    uint64_t tick_ns;               /* when tick() is due */
+    uint64_t resume_ns;             /* nothing is accepted until then; 0: no pause */
+    TAILQ_HEAD(, newcomer) waiting; /* the oldest first; used by the thread only */
+    _Atomic uint64_t warned_ns;
     pthread_t thread;
     bool is_running;
     atomic_bool stop;
@@ -70,7 +73,6 @@ struct rpc_door {
     pthread_mutex_t lock;
     struct connection *connections;
     uint32_t cap_connections;
-    uint64_t swept_ns;
     atomic_uint n_open; /* written under the lock */
     struct rpc_door_stats stats;
 };
@@ -111,7 +113,6 @@ static uint64_t cookie_of(int fd)
 static void sweep(struct rpc_door *d)
 {
     uint32_t n = 0;
-    d->swept_ns = clock_now(&d->clock);
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
         if (c->cookie && cookie_of((int)fd) != c->cookie)
@@ -129,11 +130,21 @@ static uint32_t count_from(const struct rpc_door *d, const struct origin *from)
     return n;
 }
 
-/*
- * Closes the connection that has been idle for longest, of those from one address, or of all (NULL). gRPC
- * owns the descriptor and may close it at any time, so a copy of it is checked and shut down; gRPC then reads
- * the end. False: none is idle.
- */
+/* Closes a connection. gRPC owns the descriptor and may close it at any time, so a copy of it is checked and
+ * shut down; gRPC then reads the end. */
+static void cut(struct rpc_door *d, struct connection *c)
+{
+    int copy = fcntl((int)(c - d->connections), F_DUPFD_CLOEXEC, 3);
+    if (copy >= 0 && cookie_of(copy) == c->cookie)
+        shutdown(copy, SHUT_RDWR);
+    if (copy >= 0)
+        close(copy);
+    *c = (struct connection){0};
+    atomic_fetch_sub(&d->n_open, 1);
+}
+
+/* Closes the connection that has been idle for longest, of those from one address, or of all (NULL). False:
+ * none is idle. */
 static bool close_idle(struct rpc_door *d, const struct origin *from)
 {
     struct connection *found = NULL;
@@ -144,13 +155,7 @@ static bool close_idle(struct rpc_door *d, const struct origin *from)
     }
     if (!found)
         return false;
-    int copy = fcntl((int)(found - d->connections), F_DUPFD_CLOEXEC, 3);
-    if (copy >= 0 && cookie_of(copy) == found->cookie)
-        shutdown(copy, SHUT_RDWR);
-    if (copy >= 0)
-        close(copy);
-    *found = (struct connection){0};
-    d->n_open--;
+    cut(d, found);
     d->stats.n_idle++;
     return true;
 }
@@ -171,10 +176,9 @@ static bool make_room(struct rpc_door *d, const struct origin *from)
 
 static void warn(struct rpc_door *d, const char *what)
 {
-    uint64_t now = clock_now(&d->clock);
-    if (d->warned_ns && now - d->warned_ns < WARN_EVERY_NS)
+    uint64_t now = clock_now(&d->clock), before = atomic_load(&d->warned_ns);
+    if ((before && now - before < WARN_EVERY_NS) || !atomic_compare_exchange_strong(&d->warned_ns, &before, now))
         return;
-    d->warned_ns = now;
     log_warn(d->config.log, "%s address=%s open=%u waiting=%u", what, d->address, atomic_load(&d->n_open),
              atomic_load(&d->n_waiting));
 }
@@ -217,20 +221,37 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     return cookie;
 }
 
-void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection)
+/* Whether too many calls of the connection have ended without a message. */
+static bool is_flood(struct connection *c, uint64_t now)
 {
+    if (now - c->silent_ns > NS_PER_S) {
+        c->silent_ns = now;
+        c->n_silent = 0;
+    }
+    return ++c->n_silent > RPC_SILENT_CALLS;
+}
+
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent)
+{
+    uint64_t now = clock_now(&d->clock);
+    bool is_cut = false;
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
-    if (c && c->cookie == connection && !--c->n_calls)
-        c->idle_ns = clock_now(&d->clock);
+    if (c && c->cookie == connection) {
+        c->idle_ns = --c->n_calls ? c->idle_ns : now;
+        is_cut = was_silent && is_flood(c, now);
+    }
+    if (is_cut)
+        cut(d, c);
+    d->stats.n_flood += is_cut;
     pthread_mutex_unlock(&d->lock);
+    if (is_cut)
+        warn(d, "connection closed: it opens calls and sends no request");
 }
 
 struct rpc_door_stats rpc_door_stats(struct rpc_door *d)
 {
     pthread_mutex_lock(&d->lock);
-    if (clock_now(&d->clock) - d->swept_ns > NS_PER_S)
-        sweep(d);
     struct rpc_door_stats stats = d->stats;
     stats.n_open = d->n_open;
     pthread_mutex_unlock(&d->lock);
@@ -240,7 +261,7 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d)
 
 /* -------------------------------------------------------------------- waiting */
 
-static void waiting_free(struct rpc_door *d, struct waiting *w, bool closes)
+static void newcomer_free(struct rpc_door *d, struct newcomer *w, bool closes)
 {
     TAILQ_REMOVE(&d->waiting, w, in_door);
     atomic_fetch_sub(&d->n_waiting, 1);
@@ -250,29 +271,32 @@ static void waiting_free(struct rpc_door *d, struct waiting *w, bool closes)
     free(w);
 }
 
-static void drop_late(struct rpc_door *d, struct waiting *w)
+static void drop_late(struct rpc_door *d, struct newcomer *w)
 {
     pthread_mutex_lock(&d->lock);
     d->stats.n_late++;
     pthread_mutex_unlock(&d->lock);
-    waiting_free(d, w, true);
+    newcomer_free(d, w, true);
 }
 
-/* Looks at the first bytes without taking them: gRPC reads them once more. */
-static void on_bytes(struct rpc_door *d, struct waiting *w)
+/* Looks at the first bytes without taking them: gRPC reads them once more. False: there are too few. */
+static bool on_bytes(struct rpc_door *d, struct newcomer *w)
 {
     char bytes[PREFACE_BYTES];
     ssize_t n = recv(w->fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
+        return false;
     if (n <= 0 || memcmp(bytes, PREFACE, (size_t)n) != 0) {
-        waiting_free(d, w, true);
-    } else if (n == PREFACE_BYTES) {
-        int fd = w->fd;
-        struct origin from = w->from;
-        waiting_free(d, w, false);
-        hand_on(d, fd, &from);
+        newcomer_free(d, w, true);
+        return true;
     }
+    if (n < PREFACE_BYTES)
+        return false;
+    int fd = w->fd;
+    struct origin from = w->from;
+    newcomer_free(d, w, false);
+    hand_on(d, fd, &from);
+    return true;
 }
 
 static void set_options(const struct rpc_door *d, int fd)
@@ -296,8 +320,8 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
         drop_late(d, TAILQ_FIRST(&d->waiting));
     }
     set_options(d, fd);
-    struct waiting *w = mem_zalloc(sizeof(*w));
-    *w = (struct waiting){
+    struct newcomer *w = mem_zalloc(sizeof(*w));
+    *w = (struct newcomer){
         .fd = fd, .from = origin_of(from), .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
     TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
     atomic_fetch_add(&d->n_waiting, 1);
@@ -377,9 +401,10 @@ static void take_accepts(struct rpc_door *d, int listener)
 static int drop_silent(struct rpc_door *d)
 {
     uint64_t now = clock_now(&d->clock);
-    struct waiting *w;
+    struct newcomer *w;
     while ((w = TAILQ_FIRST(&d->waiting)) && w->until_ns <= now)
-        drop_late(d, w);
+        if (!on_bytes(d, w)) /* it may have spoken while this process stood still */
+            drop_late(d, w);
     if (d->resume_ns && d->resume_ns <= now) {
         d->resume_ns = 0;
         listen_for(d, EPOLLIN);
@@ -387,6 +412,21 @@ static int drop_silent(struct rpc_door *d)
     if (d->resume_ns)
         return PAUSE_MS;
     return w ? (int)((w->until_ns - now) / NS_PER_MS) + 1 : -1;
+}
+
+/* What is done once a second, if it is due; returns ms until it is due next. */
+static int tick(struct rpc_door *d)
+{
+    uint64_t now = clock_now(&d->clock);
+    if (now >= d->tick_ns) {
+        pthread_mutex_lock(&d->lock);
+        sweep(d);
+        pthread_mutex_unlock(&d->lock);
+        if (d->config.tick)
+            d->config.tick(d->config.user);
+        d->tick_ns = now + NS_PER_S;
+    }
+    return (int)((d->tick_ns - now) / NS_PER_MS) + 1;
 }
 
 static bool is_listener(const struct rpc_door *d, const void *p)
@@ -400,8 +440,9 @@ static void *run(void *arg)
     struct rpc_door *d = arg;
     while (!atomic_load(&d->stop)) {
         struct epoll_event e;
-        int ms = drop_silent(d);
-        if (epoll_wait(d->epoll_fd, &e, 1, ms) < 1 || e.data.ptr == d)
+        int silent_ms = drop_silent(d), tick_ms = tick(d);
+        if (epoll_wait(d->epoll_fd, &e, 1, (unsigned)silent_ms < (unsigned)tick_ms ? silent_ms : tick_ms) < 1 ||
+            e.data.ptr == d)
             continue;
         if (is_listener(d, e.data.ptr))
             take_accepts(d, *(int *)e.data.ptr);
@@ -576,7 +617,7 @@ void rpc_door_stop(struct rpc_door *d)
         d->is_running = false;
     }
     while (!TAILQ_EMPTY(&d->waiting))
-        waiting_free(d, TAILQ_FIRST(&d->waiting), true);
+        newcomer_free(d, TAILQ_FIRST(&d->waiting), true);
     for (int i = 0; i < d->n_listeners; i++)
         close(d->listeners[i]);
     d->n_listeners = 0;

@@ -16,18 +16,20 @@
  * clients look alike. A spare descriptor is kept to refuse connections when no other is left.
  *
  * A connection that gRPC has closed is found by its socket's cookie: gRPC tells nobody. Looking costs a call
- * into the kernel for each connection, so it is done when a bound is reached, and once a second to count.
+ * into the kernel for each connection, so it is done once a second, and when a bound is reached. A client
+ * that reads nothing is cut off by the kernel, after frozen_ms.
  *
  * Threads: one, "rpc-accept". All functions but open and close may be called from any thread.
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/log.h"
 #include "base/status.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_SILENT_CALLS = 1000 };
 
 struct rpc_door;
 
@@ -39,12 +41,14 @@ struct rpc_door_config {
     const struct log *log;
     /* On the door's thread: takes over the descriptor of a connection. */
     void (*take)(void *user, int fd);
+    void (*tick)(void *user); /* on the door's thread, about once a second; NULL: none */
     void *user;
 };
 
 struct rpc_door_stats {
-    uint32_t n_open, n_waiting;                     /* handed on and not closed yet; silent so far */
-    uint64_t n_accepted, n_refused, n_late, n_idle; /* refused at a bound; late to speak; closed for others */
+    uint32_t n_open, n_waiting;       /* handed on and not closed a second ago; silent so far */
+    uint64_t n_accepted, n_refused;   /* refused: at a bound */
+    uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; full of calls without a message */
 };
 
 /* Binds and listens; connections are taken from rpc_door_start() on. error_out names the address. */
@@ -59,4 +63,5 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
 /* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
  * end; 0: it is not known any more. */
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
-void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection);
+/* was_silent: it brought no message. A connection with RPC_SILENT_CALLS of those in a second is closed. */
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent);

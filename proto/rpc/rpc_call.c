@@ -220,7 +220,7 @@ static void call_release(struct rpc_call *call)
 {
     grpc_call_unref(call->grpc);
     if (call->door)
-        rpc_door_call_end(call->door, call->fd, call->connection);
+        rpc_door_call_end(call->door, call->fd, call->connection, !call->n_received);
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }
@@ -602,6 +602,8 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         call_abort(call, call->is_server ? RPC_INVALID_ARGUMENT : RPC_INTERNAL, text, true);
         return;
     }
+    if (call->is_server && !call->n_received)
+        rpc_pump_spoke(call->pump, call);
     call->n_received++;
     call->message_taken = false;
     if (call->handlers.on_message)

@@ -57,7 +57,8 @@ struct rpc_pump {
 
     /* Servers only. Calls on the list that are not admitted are being refused. */
     uint32_t n_admitted;
-    uint32_t n_refused_since; /* refused since the last admitted call ended */
+    TAILQ_HEAD(, rpc_call) silent; /* admitted calls that have brought no message yet; the oldest first */
+    uint32_t n_refused_since;      /* refused since the last admitted call ended */
     uint64_t n_refused, ended_ns;
     double end_gap_ns; /* mean time between ends of recent admitted calls */
 };
@@ -66,9 +67,17 @@ void rpc_pump_init(struct rpc_pump *pump, bool is_server, uint32_t max_message_b
                    const struct log *log);
 /* Puts the call on the list. False: the pump is closing (a server's call is put on the list all the same). */
 bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call);
-/* Admits a server's call that is on the list. False: max_calls are open. *retry_after_ms_out 0: too many
- * calls are being refused already, so the answer must not wait for its client. */
+/*
+ * Admits a server's call that is on the list. False: max_calls are open. *retry_after_ms_out 0: too many
+ * calls are being refused already, so the answer must not wait for its client. When all places are taken, the
+ * oldest call without a message is ended for the new one: clients that mean it send their request with the
+ * call.
+ */
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out);
+/* The first message of a server's call has come. */
+void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call);
+/* Ends the calls that were opened before this time and have brought no message. */
+void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns);
 /* Takes the call off the list; it counts as another operation until rpc_pump_other_done. */
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call);
 void rpc_pump_other_done(struct rpc_pump *pump);
@@ -108,6 +117,9 @@ struct rpc_call {
     bool admitted;         /* counted in pump->n_admitted */
     struct rpc_pump *pump; /* valid until call_release */
     LIST_ENTRY(rpc_call) in_pump;
+    TAILQ_ENTRY(rpc_call) in_silent; /* under the pump's lock, as the next two */
+    bool is_silent;
+    uint64_t opened_ns;
     char *path;
     struct rpc_handlers handlers;
     const ProtobufCMessageDescriptor *incoming;

@@ -132,6 +132,7 @@ void rpc_pump_init(struct rpc_pump *pump, bool is_server, uint32_t max_message_b
         .max_message_bytes = max_message_bytes ? max_message_bytes : 4u << 20,
         .max_queued_bytes = max_queued_bytes ? max_queued_bytes : 1u << 20,
     };
+    TAILQ_INIT(&pump->silent);
     pthread_mutex_init(&pump->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -165,12 +166,44 @@ static void pump_note_end(struct rpc_pump *pump)
     pump->n_refused_since = 0;
 }
 
+static void no_longer_silent(struct rpc_pump *pump, struct rpc_call *call)
+{
+    if (call->is_silent)
+        TAILQ_REMOVE(&pump->silent, call, in_silent);
+    call->is_silent = false;
+}
+
+/* Under the lock: the place of the oldest call without a message, if it was opened before that time, is free
+ * from now on. Returns a ref of that call, which is to be ended when the lock is released. */
+static struct rpc_call *take_silent(struct rpc_pump *pump, uint64_t before_ns)
+{
+    struct rpc_call *call = TAILQ_FIRST(&pump->silent);
+    if (!call || call->opened_ns >= before_ns)
+        return NULL;
+    no_longer_silent(pump, call);
+    call->admitted = false;
+    pump->n_admitted--;
+    return rpc_call_ref(call);
+}
+
+static void end_silent(struct rpc_call *call)
+{
+    if (!call)
+        return;
+    rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "no request came with the call");
+    rpc_call_unref(call);
+}
+
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out)
 {
     pthread_mutex_lock(&pump->lock);
+    struct rpc_call *silent = pump->n_admitted >= max_calls ? take_silent(pump, UINT64_MAX) : NULL;
     call->admitted = pump->n_admitted < max_calls;
     if (call->admitted) {
         pump->n_admitted++;
+        call->is_silent = true;
+        call->opened_ns = rpc_now_ns();
+        TAILQ_INSERT_TAIL(&pump->silent, call, in_silent);
     } else {
         double waited = pump->ended_ns ? (double)(rpc_now_ns() - pump->ended_ns) : 1e9;
         double gap = waited > pump->end_gap_ns ? waited : pump->end_gap_ns;
@@ -184,13 +217,33 @@ bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_c
     }
     bool admitted = call->admitted;
     pthread_mutex_unlock(&pump->lock);
+    end_silent(silent);
     return admitted;
+}
+
+void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call)
+{
+    pthread_mutex_lock(&pump->lock);
+    no_longer_silent(pump, call);
+    pthread_mutex_unlock(&pump->lock);
+}
+
+void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns)
+{
+    struct rpc_call *silent;
+    do {
+        pthread_mutex_lock(&pump->lock);
+        silent = take_silent(pump, before_ns);
+        pthread_mutex_unlock(&pump->lock);
+        end_silent(silent);
+    } while (silent);
 }
 
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
 {
     pthread_mutex_lock(&pump->lock);
     LIST_REMOVE(call, in_pump);
+    no_longer_silent(pump, call);
     pump->n_calls--;
     pump->n_other++;
     if (call->admitted)

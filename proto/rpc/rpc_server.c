@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <grpc/compression.h>
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
@@ -43,6 +44,7 @@ struct rpc_server {
     struct rpc_slot slots[N_SLOTS];
     struct rpc_tag shutdown_tag;
     uint32_t max_calls;
+    uint64_t ticked_ns, patient_until_ns; /* used by the door's thread */
 };
 
 static void slot_done(struct rpc_tag *tag, bool ok);
@@ -194,13 +196,14 @@ static void slot_done(struct rpc_tag *tag, bool ok)
 
 static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_server_config *config)
 {
+    grpc_resource_quota *quota = grpc_resource_quota_create("server");
+    grpc_resource_quota_resize(quota, config->max_rpc_bytes ? config->max_rpc_bytes : RPC_BYTES);
     int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        /* Refused calls count, too: a client that fetches no answers gets no more streams. */
+        /* For each connection. Refused calls count, too: a client that fetches no answers gets no more. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
-         .value.integer =
-             config->max_calls && config->max_calls < INT32_MAX / 4 ? (int)config->max_calls * 2 : INT32_MAX},
+         .value.integer = config->max_calls && config->max_calls < INT32_MAX ? (int)config->max_calls : INT32_MAX},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
@@ -216,9 +219,18 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
          .value.integer = 200},
+        /* A compressed message of 1 MiB may hold 1 GiB, which gRPC makes before it looks at any limit. */
+        {.type = GRPC_ARG_INTEGER,
+         .key = (char *)GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+         .value.integer = 1 << GRPC_COMPRESS_NONE},
+        {.type = GRPC_ARG_POINTER,
+         .key = (char *)GRPC_ARG_RESOURCE_QUOTA,
+         .value.pointer = {.p = quota, .vtable = grpc_resource_quota_arg_vtable()}},
     };
     grpc_channel_args all = {.num_args = sizeof(args) / sizeof(*args), .args = args};
-    return grpc_server_create(&all, NULL);
+    grpc_server *server = grpc_server_create(&all, NULL);
+    grpc_resource_quota_unref(quota);
+    return server;
 }
 
 /* On the door's thread. */
@@ -226,6 +238,22 @@ static void take_connection(void *user, int fd)
 {
     struct rpc_server *s = user;
     grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
+}
+
+/*
+ * On the door's thread, once a second: ends calls without a message, and returns the memory of a flood. If
+ * this process stood still, the messages of those calls may lie unread: they get their time anew.
+ */
+static void server_tick(void *user)
+{
+    struct rpc_server *s = user;
+    uint64_t now = rpc_now_ns(), patience = RPC_FIRST_MESSAGE_MS * 1000000ull;
+    if (s->ticked_ns && now - s->ticked_ns > patience / 2)
+        s->patient_until_ns = now + patience;
+    s->ticked_ns = now;
+    if (now > s->patient_until_ns && now > patience)
+        rpc_pump_end_silent(&s->pump, now - patience);
+    mem_return_freed(now);
 }
 
 static enum td_status server_listen(struct rpc_server *s, const struct rpc_server_config *config,
@@ -239,6 +267,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
                                          .take = take_connection,
+                                         .tick = server_tick,
                                          .user = s};
     return rpc_door_open(&door, &s->door, error_out);
 }
@@ -332,7 +361,7 @@ struct rpc_server_stats rpc_server_stats(struct rpc_server *s)
     return (struct rpc_server_stats){.calls_refused = n,
                                      .connections = door.n_open + door.n_waiting,
                                      .connections_refused = door.n_refused,
-                                     .connections_dropped = door.n_late + door.n_idle};
+                                     .connections_dropped = door.n_late + door.n_idle + door.n_flood};
 }
 
 void rpc_server_set_serving(struct rpc_server *s, bool serving)

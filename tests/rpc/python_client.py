@@ -49,8 +49,8 @@ def check_echo(channel):
     call = unary(channel, "/tandem.test.Echo/Echo", echo.EchoResponse)
     answer = call(echo.EchoRequest(text=b"hello \x00 there"), timeout=20, metadata=[("x-test", "tenant")])
     assert answer.text == b"hello \x00 there" and answer.header == "tenant" and 0 < answer.remaining_ms <= 20000
-    zipped = call(echo.EchoRequest(text=b"a" * 50000), timeout=20, compression=grpc.Compression.Gzip)
-    assert zipped.text == b"a" * 50000
+    expect(grpc.StatusCode.UNIMPLEMENTED, lambda: call(  # a megabyte may hold a gigabyte
+        echo.EchoRequest(text=b"a" * 50000), timeout=20, compression=grpc.Compression.Gzip))
     error = expect(grpc.StatusCode.RESOURCE_EXHAUSTED, lambda: call(
         echo.EchoRequest(text="später".encode(), fail_code=8, retry_after_ms=250), timeout=20))
     assert error.details() == "später", error.details()

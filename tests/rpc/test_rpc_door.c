@@ -182,8 +182,8 @@ START_TEST(test_door_closes_the_longest_idle_to_make_room)
         call[i] = rpc_door_call_begin(door, taken[i]);
         ck_assert_uint_ne(call[i], 0);
     }
-    rpc_door_call_end(door, taken[2], call[2]);
-    rpc_door_call_end(door, taken[1], call[1]);
+    rpc_door_call_end(door, taken[2], call[2], false);
+    rpc_door_call_end(door, taken[1], call[1], false);
     fds[MOST] = greet();
     UNTIL(is_closed(fds[2]));
     ck_assert(!is_closed(fds[1]) && !is_closed(fds[0]) && !is_closed(fds[3]));
@@ -193,8 +193,8 @@ START_TEST(test_door_closes_the_longest_idle_to_make_room)
     ck_assert(!is_closed(fds[0]) && !is_closed(fds[3]) && !is_closed(fds[MOST]));
     ck_assert_uint_eq(rpc_door_stats(door).n_idle, 2);
     /* the end of a call on a connection that is gone, and whose descriptor another may have */
-    rpc_door_call_end(door, taken[1], call[1]);
-    rpc_door_call_end(door, taken[MOST], last);
+    rpc_door_call_end(door, taken[1], call[1], false);
+    rpc_door_call_end(door, taken[MOST], last, false);
     for (int i = 0; i < MOST + 2; i++)
         close(fds[i]);
     close_door();
@@ -222,6 +222,36 @@ START_TEST(test_door_refuses_when_all_have_calls)
         ck_assert(!is_closed(fds[i]));
         close(fds[i]);
     }
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_closes_who_opens_calls_without_a_request)
+{
+    open_door("127.0.0.1:0", 0, 0);
+    int fds[] = {greet(), greet()};
+    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++) /* with requests as many as it likes */
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), false);
+    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++)
+        rpc_door_call_end(door, taken[1], rpc_door_call_begin(door, taken[1]), true);
+    UNTIL(is_closed(fds[1]));
+    ck_assert(!is_closed(fds[0]));
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 1);
+    close(fds[0]);
+    close(fds[1]);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_has_the_kernel_cut_who_reads_nothing)
+{
+    static char bytes[256 << 10];
+    open_door("127.0.0.1:0", 0, 0);
+    int fd = greet();
+    ssize_t n = 0;
+    UNTIL((n = send(taken[0], bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL)) < 0 && errno != EAGAIN);
+    ck_assert_int_eq(errno, ETIMEDOUT);
+    close(fd);
     close_door();
 }
 END_TEST
@@ -259,7 +289,7 @@ START_TEST(test_door_bounds_each_address)
     }
     fds[2] = dial(PREFACE, sizeof(PREFACE) - 1);
     UNTIL(is_closed(fds[2]));
-    ck_assert_uint_eq(rpc_door_stats(door).n_open, 2);
+    ck_assert_uint_eq(rpc_door_stats(door).n_refused, 1);
     for (int i = 0; i < 3; i++)
         close(fds[i]);
     close_door();
@@ -346,6 +376,8 @@ int main(void)
     tcase_add_test(tc, test_door_drops_the_oldest_of_too_many_that_are_silent);
     tcase_add_test(tc, test_door_closes_the_longest_idle_to_make_room);
     tcase_add_test(tc, test_door_refuses_when_all_have_calls);
+    tcase_add_test(tc, test_door_closes_who_opens_calls_without_a_request);
+    tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
     tcase_add_test(tc, test_door_bounds_each_address);
     tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
     tcase_add_test(tc, test_door_listens_where_it_is_told);
