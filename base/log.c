@@ -35,9 +35,10 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     size_t len = (size_t)n + (size_t)(m < 0 ? 0 : m);
     if (len > sizeof(line) - 2) /* vsnprintf returns the length without the cut, and ends with a 0 */
         len = sizeof(line) - 2;
-    /* A value from outside must not begin a line of its own. */
+    /* A value from outside must not begin a line of its own, nor command a terminal (U+0080 to U+009F do). */
     for (size_t i = 0; i < len; i++)
-        if ((unsigned char)line[i] < 0x20)
+        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f ||
+            ((unsigned char)line[i] == 0xc2 && i + 1 < len && (unsigned char)line[i + 1] - 0x80u < 0x20u))
             line[i] = ' ';
     line[len++] = '\n';
     ssize_t ignored = write(log->fd ? log->fd : 2, line, len); /* a full disk must not end a server */

@@ -47,6 +47,20 @@ static void set_state(struct peer *p, enum peer_state to)
     p->state = to;
 }
 
+/* Requests are validated against the smallest context of all ready workers. If none is ready, the last value
+ * stays, because they may come back. */
+static void find_context(struct router *r)
+{
+    uint32_t least = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer *p = r->peers[i];
+        if (p->state == PEER_READY && p->role != ROLE_STORE && (!least || p->max_context < least))
+            least = p->max_context;
+    }
+    if (least)
+        atomic_store(&r->max_context, least);
+}
+
 /* ---------------------------------------------------- the call, rpc threads */
 
 /* What a stream's callbacks need. Freed by on_end(), which comes exactly once. */
@@ -215,6 +229,7 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_ove
     if (p->state != PEER_REFUSED) {
         snprintf(p->why, sizeof(p->why), "%s", why);
         set_state(p, PEER_LOST);
+        find_context(p->router);
     }
     p->retry_ns = router_patience(p->router) + retry_ms * NS_PER_MS;
     if (was_ready) {
@@ -453,6 +468,46 @@ static uint32_t count_stores(const struct router *r)
  * Whether the peer fits this cluster; the error names the first field that differs. The first worker is
  * adopted.
  */
+/* A name is shown on terminals and written to logs: no control characters, neither those of ASCII nor U+0080
+ * to U+009F. */
+static bool is_name(const char *text)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    for (; *c; c++)
+        if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] >= 0x80 && c[1] <= 0x9f))
+            return false;
+    return c != (const unsigned char *)text;
+}
+
+static enum td_status check_name(bool is_named, const Tandem__Worker__V1__WorkerHello *h, struct td_error *e)
+{
+    char address[sizeof(((struct peer *)0)->xfer_address)];
+    copy_text(address, sizeof(address), h->xfer_address);
+    if (!is_named)
+        return td_fail(e, TD_ERR_PROTOCOL, "name: empty, or with control characters");
+    return is_name(address) ? TD_OK : td_fail(e, TD_ERR_PROTOCOL, "xfer_address: empty, or with control characters");
+}
+
+/* What a worker says of itself decides what the cluster accepts, so values that can't be are refused. */
+static enum td_status check_values(const Tandem__Worker__V1__WorkerHello *h, const struct kv_layout *layout,
+                                   enum worker_role role, struct td_error *e)
+{
+    static const uint32_t MOST = 1 << 24; /* as in the workers' options */
+    const struct {
+        const char *name;
+        uint32_t value, least;
+    } values[] = {{"max_context", h->max_context, layout->page_tokens},
+                  {"max_batch", h->max_batch, 1},
+                  {"chunk_tokens", h->chunk_tokens, 1}};
+    for (size_t i = 0; role != ROLE_STORE && i < sizeof(values) / sizeof(values[0]); i++)
+        if (values[i].value < values[i].least || values[i].value > MOST)
+            return td_fail(e, TD_ERR_PROTOCOL, "%s: %u is not in %u..%u", values[i].name, values[i].value,
+                           values[i].least, MOST);
+    if (role != ROLE_STORE && !h->n_pages)
+        return td_fail(e, TD_ERR_PROTOCOL, "n_pages: there is no page for KV");
+    return TD_OK;
+}
+
 static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h, struct kv_layout *layout,
                                   struct td_error *e)
 {
@@ -463,6 +518,9 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
     if (!parse_role(h->role, &role) || !h->incarnation)
         return td_fail(e, TD_ERR_PROTOCOL, "role or incarnation is missing");
     enum td_status s = kv_layout_decode(h->layout.data, h->layout.len, layout, e);
+    if (s)
+        return s;
+    s = check_values(h, layout, role, e);
     if (s)
         return s;
     if (role == ROLE_STORE && count_stores(r) == MAX_STORES)
@@ -503,19 +561,6 @@ static enum td_status check_codec(const struct peer *p, const char *codec, struc
     return TD_OK;
 }
 
-/* Requests are validated against the smallest context of all ready workers. */
-static void lower_context(struct router *r)
-{
-    uint32_t least = 0;
-    for (uint32_t i = 0; i < r->n_peers; i++) {
-        const struct peer *p = r->peers[i];
-        if (p->state == PEER_READY && p->role != ROLE_STORE && (!least || p->max_context < least))
-            least = p->max_context;
-    }
-    if (least)
-        atomic_store(&r->max_context, least);
-}
-
 static void tell_scheduler(struct peer *p)
 {
     const struct sched_worker_info info = {.role = p->role,
@@ -549,9 +594,13 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     struct td_error e = {{0}};
     struct kv_layout layout;
     copy_text(p->name, sizeof(p->name), h->name);
+    bool is_named = is_name(p->name);
+    if (!is_named)
+        snprintf(p->name, sizeof(p->name), "%.63s", p->address);
     parse_role(h->role, &p->role);
     copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
-    if (check_hello(p, h, &layout, &e) || (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
+    if (check_name(is_named, h, &e) || check_hello(p, h, &layout, &e) ||
+        (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
         if (strcmp(p->why, e.text)) /* it comes back every RETRY_REFUSED_MS with what it had */
             log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
         refuse(p, e.text);
@@ -576,7 +625,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     if (p->role == ROLE_STORE)
         memcpy(r->kv_codec, p->kv_codec, sizeof(r->kv_codec));
     set_state(p, PEER_READY);
-    lower_context(r);
+    find_context(r);
     tell_scheduler(p);
     prefix_tell(p);
     if (p->drain_asked)

@@ -174,6 +174,57 @@ START_TEST(test_a_refusal_is_logged_once_and_again_when_it_changes)
 }
 END_TEST
 
+/* ------------------------------------------------------------------- values */
+
+START_TEST(test_the_context_follows_the_workers_that_are_there)
+{
+    struct peer *p = decode_peer();
+    uint32_t all = router->config.max_positions;
+    ck_assert_uint_eq(atomic_load(&router->max_context), all);
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    world_max_context = 64;
+    world_connect(p, 101);
+    ck_assert_uint_eq(atomic_load(&router->max_context), 64);
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    ck_assert_uint_eq(atomic_load(&router->max_context), all);
+    peer_gone(router->peers[0], "UNAVAILABLE: Socket closed"); /* the last one: they may come back */
+    ck_assert_uint_eq(atomic_load(&router->max_context), all);
+    world_max_context = 0;
+}
+END_TEST
+
+START_TEST(test_values_that_can_not_be_are_refused)
+{
+    static const struct {
+        uint32_t max_context, n_pages;
+        const char *name, *why;
+    } CASES[] = {{1, 4096, NULL, "max_context: 1 is not in 16..16777216"},
+                 {1u << 31, 4096, NULL, "max_context: 2147483648 is not in 16..16777216"},
+                 {0, 0, NULL, "n_pages: there is no page for KV"},
+                 {0, 4096, "d\x1b[2J", "name: empty, or with control characters"},
+                 {0, 4096, "d\xc2\x9b", "name: empty, or with control characters"},
+                 {0, 4096, "", "name: empty, or with control characters"}};
+    struct peer *p = decode_peer();
+    uint32_t before = atomic_load(&router->max_context);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        peer_gone(p, "UNAVAILABLE: Socket closed");
+        world_max_context = CASES[i].max_context;
+        world_n_pages = CASES[i].n_pages;
+        world_name = CASES[i].name;
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        world_says_hello(p, 101);
+        ck_assert_int_eq(p->state, PEER_REFUSED);
+        ck_assert_str_eq(p->why, CASES[i].why);
+        ck_assert_str_eq(p->name, CASES[i].name ? p->address : "d1");
+        ck_assert_uint_eq(atomic_load(&router->max_context), before);
+    }
+    world_name = NULL;
+    world_max_context = 0;
+    world_n_pages = 4096;
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("router_peer");
@@ -188,6 +239,8 @@ int main(void)
     tcase_add_test(drains, test_only_a_drain_that_was_asked_for_is_told);
     tcase_add_test(drains, test_a_worker_that_has_drained_is_said_once);
     tcase_add_checked_fixture(refusals, setup, world_close);
+    tcase_add_test(refusals, test_the_context_follows_the_workers_that_are_there);
+    tcase_add_test(refusals, test_values_that_can_not_be_are_refused);
     tcase_add_test(refusals, test_a_refusal_is_logged_once_and_again_when_it_changes);
     return tap_main(s);
 }

@@ -21,6 +21,8 @@ enum { WORLD_PAGE_TOKENS = 16, WORLD_START_NS = 1000000000 };
 
 static struct router *router;
 static uint32_t world_n_pages = 4096; /* of each worker that says hello from now on */
+static uint32_t world_max_context;    /* of each worker that says hello from now on; 0: the model's */
+static const char *world_name;        /* of who says hello from now on; NULL: by its address */
 static const char *world_codec = "";  /* of each store that says hello from now on */
 
 /* p says hello, and may be refused. */
@@ -37,7 +39,7 @@ static inline void world_says_hello(struct peer *p, uint64_t incarnation)
     *strchr(name, ':') = 0;
     kv_layout_encode(&LAYOUT, layout);
     h.protocol = LINK_PROTOCOL_VERSION;
-    h.name = rpc_data(name);
+    h.name = rpc_data(world_name ? world_name : name);
     h.role = rpc_data(*name == 'p' ? "prefill" : *name == 'd' ? "decode" : "store");
     h.incarnation = incarnation;
     h.fingerprint = (ProtobufCBinaryData){*name == 's' ? 0 : BLOCK_KEY_BYTES, (uint8_t *)(uintptr_t)FINGERPRINT};
@@ -46,7 +48,7 @@ static inline void world_says_hello(struct peer *p, uint64_t incarnation)
     h.xfer_address = rpc_data(p->address);
     h.n_pages = world_n_pages;
     h.kv_codec = rpc_data(*name == 's' ? world_codec : "");
-    h.max_context = router->config.max_positions;
+    h.max_context = world_max_context ? world_max_context : router->config.max_positions;
     h.max_batch = 64;
     h.chunk_tokens = 512;
     h.vocab_size = router->config.vocab_size;
