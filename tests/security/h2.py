@@ -23,10 +23,10 @@ def field(name, value):
     return b"\0" + text(name) + text(value)
 
 
-def call_fields(path, *more):
+def call_fields(path, *more, without=()):
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode()), (b":authority", b"x"),
-              (b"te", b"trailers"), (b"content-type", b"application/grpc"), *more]
-    return b"".join(field(n, v) for n, v in fields)
+              (b"te", b"trailers"), (b"content-type", b"application/grpc")]
+    return b"".join(field(n, v) for n, v in [f for f in fields if f[0] not in without] + list(more))
 
 
 def message(data, compressed=False):
@@ -80,10 +80,14 @@ class Connection:
             self.is_over = True
             return False
 
-    def open(self, path, *more, end=False):
-        """Begins a call; returns its stream."""
+    def open(self, path, *more, without=()):
+        """Begins a call; returns its stream. Headers longer than a frame go on in further ones."""
         stream, self.next = self.next, self.next + 2
-        self.send(frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, call_fields(path, *more)))
+        block = call_fields(path, *more, without=without)
+        pieces = [block[at:at + 16384] for at in range(0, len(block), 16384)]
+        for i, piece in enumerate(pieces):
+            last = END_HEADERS if i == len(pieces) - 1 else 0
+            self.send(frame(CONTINUATION if i else HEADERS, last, stream, piece))
         return stream
 
     def write(self, stream, data, end=False):

@@ -198,5 +198,42 @@ def test_long_messages_before_the_hello_are_bounded():
     attacked(attack, at="worker")
 
 
+@test
+def test_headers_that_end_old_releases_of_grpc_end_nothing():
+    """CVE-2023-1428: one of these, and more than 8 KiB of headers after it."""
+    def attack(address, until):
+        held = []
+        for odd in ((b"te", b"x"), (b":scheme", b"x"), (b"grpclb_client_stats", b"x"), (b"content-type", b"x"),
+                    (b":status", b"x"), (b"grpc-timeout", b"x"), (b"grpc-encoding", b"x" * 300)):
+            for size in (9000, 20000):
+                conn = h2.Connection(address)
+                held.append(conn)
+                many = [(b"x%d" % i, b"y" * 900) for i in range(size // 900)]
+                for without in ((), odd[:1]):  # beside the right one, or instead of it
+                    conn.open(GENERATE, odd, (b"x", b"y" * size), without=without)
+                    conn.open(GENERATE, odd, *many, without=without)
+        return held
+    attacked(attack)
+
+
+@test
+def test_strings_and_numbers_without_end_in_headers_are_bounded():
+    """CVE-2023-33953: a header string is read whole before its length is looked at, and a number may have any
+    number of leading zeros."""
+    def attack(address, until):
+        held = []
+        for k in range(20):
+            conn = h2.Connection(address)
+            held.append(conn)
+            long = b"\0\x01x\x7f" + b"\xff\xff\xff\xff\x0e" if k % 2 else b"\0\x01x\x7f"
+            conn.send(h2.frame(h2.HEADERS, 0, 1, h2.call_fields(GENERATE) + long))
+            more = h2.frame(h2.CONTINUATION, 0, 1, (b"y" if k % 2 else b"\x80") * 16384)
+            for _ in range(2000):  # 32 MiB
+                if until() or not conn.send(more):
+                    break
+        return held
+    attacked(attack)
+
+
 if __name__ == "__main__":
     sys.exit(main())
