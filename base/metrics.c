@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+
+#include "base/list.h"
 
 /* Upper bounds of the duration histogram in nanoseconds: 100 us to 100 s, three per decade. */
 static const uint64_t BOUNDS[] = {100000,      200000,      500000,      1000000,     2000000,
@@ -166,10 +169,42 @@ void metrics_render(struct metrics *m, struct bytes *out)
 
 /* ------------------------------------------------------------------- HTTP */
 
+enum { SCRAPERS_MAX = 64, SCRAPERS_KEPT = 32, SCRAPER_IDLE_S = 10 };
+
+struct scraper { /* an open connection */
+    TAILQ_ENTRY(scraper) in_http;
+    int fd; /* the daemon's */
+};
+
 struct metrics_http {
     struct metrics *metrics;
     struct MHD_Daemon *daemon;
+    TAILQ_HEAD(, scraper) scrapers; /* the oldest first; used by the daemon's thread only */
+    uint32_t n_scrapers;
 };
+
+/*
+ * On the daemon's thread, for each connection that begins or ends. Beyond SCRAPERS_KEPT the oldest one is
+ * shut down: a client that drips its request byte by byte never reaches the daemon's own limit of time, and
+ * Prometheus connects again.
+ */
+static void on_connection(void *user, struct MHD_Connection *c, void **state, enum MHD_ConnectionNotificationCode code)
+{
+    struct metrics_http *h = user;
+    struct scraper *s = *state;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        s = *state = mem_zalloc(sizeof(*s));
+        s->fd = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        TAILQ_INSERT_TAIL(&h->scrapers, s, in_http);
+        if (++h->n_scrapers > SCRAPERS_KEPT)
+            shutdown(TAILQ_FIRST(&h->scrapers)->fd, SHUT_RDWR);
+    } else if (s) {
+        TAILQ_REMOVE(&h->scrapers, s, in_http);
+        h->n_scrapers--;
+        free(s);
+        *state = NULL;
+    }
+}
 
 static enum MHD_Result answer(void *user, struct MHD_Connection *c, const char *url, const char *method,
                               const char *version, const char *upload, size_t *upload_len, void **state)
@@ -202,9 +237,11 @@ enum td_status metrics_http_open(struct metrics *m, const char *listen, struct m
         return td_fail(error_out, TD_ERR_INVALID, "metrics address '%s' can't be resolved", listen);
     struct metrics_http *h = mem_zalloc(sizeof(*h));
     h->metrics = m;
+    TAILQ_INIT(&h->scrapers);
     h->daemon =
         MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, list->ai_addr,
-                         MHD_OPTION_CONNECTION_TIMEOUT, 10u, MHD_OPTION_CONNECTION_LIMIT, 16u, MHD_OPTION_END);
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SCRAPER_IDLE_S, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)SCRAPERS_MAX, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
     freeaddrinfo(list);
     if (!h->daemon) {
         free(h);
