@@ -14,8 +14,8 @@
 #                          exposed, by length of the prompt), fairness (floods of 10 minutes each by two and
 #                          three tenants, simulated and live), reproductions (all tables of
 #                          docs/reproductions.md, half an hour of one core), sweep (goodput against load on
-#                          all beds, deploy/reproduce/goodput.py: half a day on two cores), fuzz (10^7 runs a
-#                          parser), all
+#                          all beds, deploy/reproduce/goodput.py: half a day on two cores), security (attacks
+#                          on clusters, longer and on more connections), fuzz (10^7 runs a parser), all
 #   run.sh --routers N     with --long replan, pools, chaos or faults: the load goes through N routers
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under
 #                                 ThreadSanitizer

@@ -15,7 +15,8 @@
  * Longer payloads (a layer of more than that) are read straight into the page.
  *
  * Strangers: until wire_trust a frame may carry no payload, so that one connection costs at most
- * BUFFER_BYTES. At most STRANGERS_MAX accepted connections may be unproved; the next one is closed at once.
+ * BUFFER_BYTES. At most STRANGERS_MAX accepted connections may be unproved; then the oldest of them makes
+ * room for a new one, because a peer proves itself within milliseconds.
  * The protocol limits how long the proof may take. When the process has no descriptor left, a spare one is
  * closed to accept a connection and close it. If that fails, too, nothing is accepted for PAUSE_MS: otherwise
  * the listener would stay readable and this thread would never sleep.
@@ -97,6 +98,7 @@ struct tcp_conn {
     struct name_query query;
     char *address; /* connecting side: "HOST:PORT"; owned. NULL: accepted. */
     bool is_trusted, is_closing, error_told;
+    bool is_stranger; /* accepted, and counted in n_strangers */
     bool is_blocked; /* waits for EPOLLOUT: to send more, or to be connected */
     enum td_status error;
     struct outs outs;
@@ -515,15 +517,33 @@ static void connect_end(struct tcp_conn *c)
     c->w->base.events.on_open(c->base.user);
 }
 
-/* A new connection. It stays a stranger until tcp_trust, or until it is freed. */
+static void no_stranger(struct tcp_conn *c)
+{
+    c->w->n_strangers -= c->is_stranger;
+    c->is_stranger = false;
+}
+
+/* The peer sees the end at once; the protocol is told in the next turn. */
+static void drop_oldest_stranger(struct tcp_wire *w)
+{
+    struct tcp_conn *oldest = NULL;
+    for (struct tcp_conn *c = w->conns; c; c = c->next) /* the newest first */
+        oldest = c->is_stranger ? c : oldest;
+    no_stranger(oldest);
+    fail(oldest, TD_ERR_PEER_LOST);
+    if (oldest->fd >= 0)
+        shutdown(oldest->fd, SHUT_RDWR);
+}
+
+/* A new connection. It stays a stranger until tcp_trust, until it is dropped for others, or until it is
+ * freed. */
 static void accepted(struct tcp_wire *w, int fd)
 {
-    if (w->n_strangers >= STRANGERS_MAX) {
-        close(fd);
-        return;
-    }
+    if (w->n_strangers >= STRANGERS_MAX)
+        drop_oldest_stranger(w);
     send_at_once(fd);
     struct tcp_conn *c = conn_new(w, fd, TCP_OPEN);
+    c->is_stranger = true;
     w->n_strangers++;
     watch(c, EPOLL_CTL_ADD, false);
     w->base.events.on_accept(w->base.events.user, &c->base);
@@ -597,16 +617,11 @@ static bool take_accepts(struct tcp_wire *w)
     return any;
 }
 
-/* The connection is not counted as a stranger any more: it was trusted, or it ends. */
-static void no_stranger(struct tcp_conn *c)
-{
-    c->w->n_strangers -= !c->address && !c->is_trusted;
-    c->is_trusted = true;
-}
-
 static void tcp_trust(struct wire_conn *base)
 {
-    no_stranger(conn_of(base));
+    struct tcp_conn *c = conn_of(base);
+    no_stranger(c);
+    c->is_trusted = true;
 }
 
 /* Only marks it. The socket is closed in the next turn (end_conn), the memory is freed by reap. */

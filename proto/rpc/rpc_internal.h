@@ -70,8 +70,8 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call);
 /*
  * Admits a server's call that is on the list. False: max_calls are open. *retry_after_ms_out 0: too many
  * calls are being refused already, so the answer must not wait for its client. When all places are taken, the
- * oldest call without a message is ended for the new one: clients that mean it send their request with the
- * call.
+ * oldest call that has brought no message for 200 ms is ended for the new one: clients that mean it send
+ * their request with the call.
  */
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out);
 /* The first message of a server's call has come. */

@@ -166,6 +166,9 @@ static void pump_note_end(struct rpc_pump *pump)
     pump->n_refused_since = 0;
 }
 
+/* A call younger than this keeps its place: its request may be here, and not read yet. */
+#define SILENT_GRACE_NS (200 * 1000000ull)
+
 static void no_longer_silent(struct rpc_pump *pump, struct rpc_call *call)
 {
     if (call->is_silent)
@@ -197,7 +200,7 @@ static void end_silent(struct rpc_call *call)
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out)
 {
     pthread_mutex_lock(&pump->lock);
-    struct rpc_call *silent = pump->n_admitted >= max_calls ? take_silent(pump, UINT64_MAX) : NULL;
+    struct rpc_call *silent = pump->n_admitted >= max_calls ? take_silent(pump, rpc_now_ns() - SILENT_GRACE_NS) : NULL;
     call->admitted = pump->n_admitted < max_calls;
     if (call->admitted) {
         pump->n_admitted++;

@@ -194,16 +194,27 @@ static void slot_done(struct rpc_tag *tag, bool ok)
 
 /* ------------------------------------------------------------------ open */
 
+/*
+ * One connection gets at most half of the calls, or twice all of them where they are few: then it is told
+ * that there are too many, instead of waiting for a stream. Refused calls count, too: a client that fetches
+ * no answers gets no more.
+ */
+static int streams_of_a_connection(uint32_t max_calls)
+{
+    uint64_t half = max_calls / 2, twice = 2 * (uint64_t)(max_calls < 1024 ? max_calls : 1024);
+    uint64_t n = half > twice ? half : twice;
+    return max_calls && n < INT32_MAX ? (int)n : INT32_MAX;
+}
+
 static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_server_config *config)
 {
     grpc_resource_quota *quota = grpc_resource_quota_create("server");
     grpc_resource_quota_resize(quota, config->max_rpc_bytes ? config->max_rpc_bytes : RPC_BYTES);
     int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        /* For each connection. Refused calls count, too: a client that fetches no answers gets no more. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
-         .value.integer = config->max_calls && config->max_calls < INT32_MAX ? (int)config->max_calls : INT32_MAX},
+         .value.integer = streams_of_a_connection(config->max_calls)},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},

@@ -25,19 +25,23 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
         want = [a.stream() for a in Flight(c.router.address, asked).join()]
         warm(c)
         for victim in ("decode-0", "prefill-0"):
-            flight = Flight(c.router.address, asked)
-            if victim.startswith("decode"):
-                wait_until(lambda: sum(flight.tokens) > 300, 30, "they stream")
-            c[victim].misbehave("step:stall")
-            more = Flight(c.router.address, [request(ids=ids(400, 300 + i), max_tokens=20, stopping__ignore_eos=True)
-                                             for i in range(12)])
-            began = time.monotonic()
-            got, later = flight.join(), more.join()
-            took = time.monotonic() - began
-            assert [a.code for a in got + later] == ["OK"] * 24, [(a.code, a.why) for a in got + later]
-            assert [a.stream() for a in got] == want
-            n = sum(a.end.replans > 0 for a in got + later)
-            print(f"# {victim}: {n} of 24 went elsewhere, all over after {took:.1f} s", flush=True)
+            for _ in range(3):  # on a busy machine the script may be read when everything is over
+                flight = Flight(c.router.address, asked)
+                if victim.startswith("decode"):
+                    wait_until(lambda: sum(flight.tokens) > 300, 30, "they stream")
+                c[victim].misbehave("step:stall")
+                more = Flight(c.router.address, [request(ids=ids(400, 300 + i), max_tokens=20, stopping__ignore_eos=True)
+                                                 for i in range(12)])
+                began = time.monotonic()
+                got, later = flight.join(), more.join()
+                took = time.monotonic() - began
+                assert [a.code for a in got + later] == ["OK"] * 24, [(a.code, a.why) for a in got + later]
+                assert [a.stream() for a in got] == want
+                n = sum(a.end.replans > 0 for a in got + later)
+                print(f"# {victim}: {n} of 24 went elsewhere, all over after {took:.1f} s", flush=True)
+                if n:
+                    break
+                c[victim].misbehave("")
             assert n and took < 30 * SLOW, (n, took)
             w = worker(c, victim)
             assert w["state"] == "stalled" and w["breaker"] == "open", w

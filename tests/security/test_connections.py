@@ -1,8 +1,10 @@
 """Connections that say nothing, or too little, keep nobody out: neither while they are held nor later."""
 import os, resource, socket, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
+sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, request
+from ports import listeners
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -79,6 +81,29 @@ def test_silent_connections_keep_no_router_from_a_worker():
         answers(c)
         for s in held:
             s.close()
+
+
+@test
+def test_silent_connections_stop_no_transfer():
+    """On the ports for KV, which are those of a process that are not its gRPC port."""
+    with Cluster(plan="split", wrap=FEW_FILES) as c:
+        answers(c)
+        held = []
+        for w in c.workers:
+            for host, port in listeners(w.child.pid):
+                if f"{host}:{port}" != w.address:
+                    held += crowd(f"{host}:{port}", b"")
+        print(f"# {len(held)} connections held")
+        answers(c)
+        for w in c.workers:  # a new process must come in, too
+            w.kill()
+            w.child.wait()
+            w.start()
+        c.wait_ready()
+        answers(c)
+        for s in held:
+            s.close()
+        c.audit()
 
 
 @test

@@ -1,8 +1,10 @@
 """The data plane takes bytes from strangers as bytes: whatever is sent to any port on which a worker or store
 listens, the process goes on, and serves."""
-import glob, os, socket, struct, sys
+import os, socket, struct, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
+sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
+from ports import listeners
 
 UCX_MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
 FRAME_MAGIC = 0x314D4454  # transfer/wire_tcp.c
@@ -25,24 +27,6 @@ STRANGE = {
     "messages of the mapped arena": b"".join(
         frame(struct.pack("<HHI", kind, 0, 1) + bytes(60)) for kind in (0x4D01, 0x4D02, 0x4D03, 0x4D04)),
 }
-
-
-def listeners(pid):
-    """Addresses at which a process listens for TCP; in these tests all are on loopback."""
-    inodes = set()
-    for fd in glob.glob(f"/proc/{pid}/fd/*"):
-        try:
-            inodes.add(os.readlink(fd))
-        except FileNotFoundError:
-            pass
-    found = []
-    for family in ("tcp", "tcp6"):  # gRPC's sockets are of both families
-        with open(f"/proc/{pid}/net/{family}") as f:
-            for line in f.readlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                    found.append(("127.0.0.1", int(fields[1].split(":")[1], 16)))
-    return found
 
 
 def send_strange(address, data):

@@ -34,7 +34,7 @@ struct side {
     struct wire *wire;
     struct end ends[4]; /* ends of accepted or own connections */
     struct end nobody;  /* shared by connections that only stay open */
-    struct wire_conn *crowd[STRANGERS];
+    struct wire_conn *crowd[STRANGERS + 64];
     uint32_t n_ends, n_crowd, n_accepted;
     bool is_trusting; /* trusts the connections that it accepts */
 };
@@ -319,31 +319,27 @@ START_TEST(test_tcp_what_is_no_frame_ends_its_connection_alone)
 }
 END_TEST
 
-START_TEST(test_tcp_strangers_are_bounded_and_make_room_when_they_go)
+START_TEST(test_tcp_the_oldest_strangers_make_room)
 {
     enum { MORE = 40 };
     int fds[STRANGERS + MORE];
     side_open(&sides[0], true);
     sides[0].is_trusting = false;
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < STRANGERS + MORE; i++) {
         fds[i] = socket_to(&sides[0]);
-        turn();
+        UNTIL(sides[0].n_accepted == (uint32_t)i + 1);
+        if (i == 1)
+            wire_trust(sides[0].ends[1].conn); /* whoever has proved itself stays */
     }
-    UNTIL(sides[0].n_accepted == STRANGERS);
-    for (int i = STRANGERS; i < STRANGERS + MORE; i++) {
-        fds[i] = socket_to(&sides[0]);
-        UNTIL(is_ended(fds[i]));
-        close(fds[i]);
-    }
-    ck_assert_uint_eq(sides[0].n_accepted, STRANGERS);
-    wire_close(sides[0].ends[0].conn);
-    UNTIL(sides[0].ends[0].is_closed);
-    int fd = socket_to(&sides[0]);
-    UNTIL(sides[0].n_accepted == STRANGERS + 1);
-    ck_assert(!is_ended(fd));
-    close(fd);
+    for (int i = 0; i < STRANGERS + MORE; i++)
+        if (i != 1 && i < MORE)
+            UNTIL(is_ended(fds[i]));
+        else
+            ck_assert_msg(!is_ended(fds[i]), "%d", i);
+    ck_assert_uint_eq(sides[0].ends[0].n_errors, 1);
+    ck_assert_int_eq(sides[0].ends[0].error, TD_ERR_PEER_LOST);
     side_close(&sides[0]);
-    for (int i = 0; i < STRANGERS; i++)
+    for (int i = 0; i < STRANGERS + MORE; i++)
         close(fds[i]);
 }
 END_TEST
@@ -477,7 +473,7 @@ int main(void)
     tcase_add_test(tc, test_tcp_frames_arrive_whole_and_in_order_however_they_are_cut);
     tcase_add_loop_test(tc, test_tcp_payloads_land_and_messages_between_them_keep_their_order, 0, 2);
     tcase_add_loop_test(tc, test_tcp_what_is_no_frame_ends_its_connection_alone, 0, 4);
-    tcase_add_test(tc, test_tcp_strangers_are_bounded_and_make_room_when_they_go);
+    tcase_add_test(tc, test_tcp_the_oldest_strangers_make_room);
     tcase_add_test(tc, test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spins);
     tcase_add_test(tc, test_tcp_that_can_accept_nothing_pauses_and_goes_on);
     tcase_add_loop_test(tc, test_tcp_close_ends_what_is_under_way_once, 0, 2);

@@ -201,6 +201,8 @@ START_TEST(test_checksum_choice_is_the_fastest_way)
             ck_assert_msg(again.ways[i].gb_per_s > 0, "%s sums wrongly", again.ways[i].name);
         share = again.ways[choice->chosen].gb_per_s / again.ways[again.chosen].gb_per_s;
     }
+    if (getenv("TANDEM_SANITIZE")) /* the ways then cost what their instrumentation costs */
+        return;
     ck_assert_msg(share >= 0.8, "%s has %.2f of the fastest", choice->ways[choice->chosen].name, share);
 }
 END_TEST

@@ -85,10 +85,10 @@ static void wait_calls(uint32_t i, uint32_t n)
 
 /* A log that the test can read. */
 static struct log test_log = {.who = "worker", .level = LOG_INFO};
-static char log_path[] = "/tmp/tandem-register-XXXXXX";
 
 static void open_log(void)
 {
+    char log_path[] = "/tmp/tandem-register-XXXXXX";
     calls_unary = join;
     test_log.fd = mkstemp(log_path);
     ck_assert_int_ge(test_log.fd, 0);

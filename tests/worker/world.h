@@ -177,6 +177,8 @@ static inline void world_close_worker(struct node_worker *n)
 
 static inline void world_close(void)
 {
+    world_engine = "sim";
+    world_decode_us = "0,0,0"; /* the tests may share a process */
     for (uint32_t i = 0; i < n_workers; i++)
         if (workers[i].w)
             world_close_worker(&workers[i]);
