@@ -220,7 +220,7 @@ static void call_release(struct rpc_call *call)
 {
     grpc_call_unref(call->grpc);
     if (call->door)
-        rpc_door_call_end(call->door, call->fd, call->connection, !call->n_received);
+        rpc_door_call_end(call->door, call->fd, call->connection, call->was_admitted && !call->n_received);
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }

@@ -115,6 +115,7 @@ struct rpc_call {
     _Atomic uint32_t refs;
     bool is_server, one_request;
     bool admitted;         /* counted in pump->n_admitted */
+    bool was_admitted;     /* its request was read, or waited for; a refused call's is not */
     struct rpc_pump *pump; /* valid until call_release */
     LIST_ENTRY(rpc_call) in_pump;
     TAILQ_ENTRY(rpc_call) in_silent; /* under the pump's lock, as the next two */

@@ -204,7 +204,7 @@ bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_c
     call->admitted = pump->n_admitted < max_calls;
     if (call->admitted) {
         pump->n_admitted++;
-        call->is_silent = true;
+        call->was_admitted = call->is_silent = true;
         call->opened_ns = rpc_now_ns();
         TAILQ_INSERT_TAIL(&pump->silent, call, in_silent);
     } else {

@@ -145,6 +145,7 @@ static void open_refused(struct rpc_call *call, void *user)
 static bool call_admit(struct rpc_server *s, struct rpc_call *call, bool reserve)
 {
     uint32_t retry_after_ms = 0;
+    call->was_admitted = !s->max_calls;
     if (!s->max_calls ||
         rpc_pump_admit(&s->pump, call, s->max_calls + (reserve ? RPC_RESERVED_CALLS : 0), &retry_after_ms))
         return true;
