@@ -99,7 +99,7 @@ struct tcp_conn {
     char *address; /* connecting side: "HOST:PORT"; owned. NULL: accepted. */
     bool is_trusted, is_closing, error_told;
     bool is_stranger; /* accepted, and counted in n_strangers */
-    bool is_blocked; /* waits for EPOLLOUT: to send more, or to be connected */
+    bool is_blocked;  /* waits for EPOLLOUT: to send more, or to be connected */
     enum td_status error;
     struct outs outs;
 
