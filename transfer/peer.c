@@ -42,7 +42,7 @@ static void conn_set_state(struct conn *c, enum conn_state to)
     c->state = to;
 }
 
-/* Limit of a handshake: a few round trips and, with UCX, the making of two workers. */
+/* Limit of a handshake: a few round trips. */
 uint64_t conn_handshake_ns(const struct xfer *x)
 {
     return 2 * x->config.silence_ns;
@@ -267,7 +267,7 @@ static void on_open(void *user)
     if (c->state != CONN_CONNECTING)
         return;
     conn_set_state(c, CONN_HELLO);
-    /* The time so far was our own work (resolving, making a worker), not the peer's. */
+    /* The time so far was our own work (resolving, connecting), not the peer's. */
     c->deadline_ns = c->x->now_ns + conn_handshake_ns(c->x);
     send_hello(c);
 }

@@ -59,7 +59,8 @@ struct wire_events {
      * memcpy. Transports that write to the destination directly (socket reads, rendezvous) do not call it. */
     void (*land)(void *conn_user, void *token, void *to, const void *from, uint64_t len_bytes);
     void (*on_payload_done)(void *conn_user, void *token, enum td_status status);
-    /* Optional: wire_transport() answers something else from now on. */
+    /* Optional: the transport has chosen how payloads travel; wire_transport() and wire_part_bytes() may
+     * answer something else from now on. */
     void (*on_transport)(void *conn_user);
     void (*on_error)(void *conn_user, enum td_status why);
     void (*on_closed)(void *conn_user);

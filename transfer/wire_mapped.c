@@ -3,11 +3,12 @@
  * That is one pass over memory, which sums as it copies, instead of two copies through a ring and a separate
  * sum.
  *
- * This layer lies over TCP or UCX, which carries all messages. So a peer's death, its silence and the rest of
- * the protocol are as without it; only payloads that lie in the arena are lent instead of sent. If the peer
- * is on another host, or can't map the arena (another user, another container, no descriptors), nothing is
- * lent and payloads are sent. A process that was told which transports to use neither offers its arena nor
- * maps others, but has this layer all the same, because the other side may offer.
+ * This layer lies over TCP, or over UCX over TCP; TCP carries all messages. So a peer's death, its silence
+ * and the rest of the protocol are as without it; only payloads that lie in the arena are lent instead of
+ * sent. If the peer is on another host, or can't map the arena (another user, another container, no
+ * descriptors), nothing is lent and payloads are sent. A process that was told which transports to use
+ * neither offers its arena nor maps others, but has this layer all the same, because the other side may
+ * offer.
  *
  *     accepted side (the holder)                    connecting side (the reader)
  *     OFFER, when the peer has proved itself  ->    on the thread "xfer-map": is it this host? opens

@@ -143,8 +143,8 @@ static void cut(struct rpc_door *d, struct connection *c)
     atomic_fetch_sub(&d->n_open, 1);
 }
 
-/* Closes the connection that has been idle for longest, of those from one address, or of all (NULL). False:
- * none is idle. */
+/* Closes the connection that has been idle for longest: of the connections from one address, or of all
+ * (NULL). False: no connection is idle. */
 static bool close_idle(struct rpc_door *d, const struct origin *from)
 {
     struct connection *found = NULL;
@@ -345,8 +345,9 @@ static void keep_spare(struct rpc_door *d)
         d->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* No descriptor is left: drops a silent connection, or an idle one, or refuses the new one with the spare
- * descriptor. False: not even that was possible, or no connection waits. */
+/* No descriptor is left: drops a silent connection, so that the new one gets its descriptor. If none is
+ * silent, closes an idle one for those that come later, and refuses the new one by the spare descriptor.
+ * False: no connection waits, or even that failed. */
 static bool refuse_one(struct rpc_door *d, int listener)
 {
     struct sockaddr_storage from;

@@ -19,7 +19,8 @@
  * into the kernel for each connection, so it is done once a second, and when a bound is reached. A client
  * that reads nothing is cut off by the kernel, after frozen_ms.
  *
- * Threads: one, "rpc-accept". All functions but open and close may be called from any thread.
+ * Threads: one, "rpc-accept". stats, call_begin and call_end may be called from any
+ * thread, the others from the thread that opened the door.
  */
 #pragma once
 
@@ -63,5 +64,6 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
 /* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
  * end; 0: it is not known any more. */
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
-/* was_silent: it brought no message. A connection with RPC_SILENT_CALLS of those in a second is closed. */
+/* was_silent: the call was admitted and brought no message. A connection with more than RPC_SILENT_CALLS such
+ * calls in a second is closed. */
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent);
