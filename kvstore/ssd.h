@@ -8,6 +8,8 @@
  * survive a loss of power, too.
  *
  * Capacity is the measured size of the directory on disk, and never more than the file system can spare.
+ * While room is collected, files that replace others lie beside them: then the directory may exceed its
+ * capacity by up to two memtables (1/64 of the capacity each; 64 KiB at least, 64 MiB at most).
  * Deletes give room back only when whole blob files are dead: ssd_make_room has deletes merged, and has
  * values moved when dead bytes hide in files that also have live ones (ssd_room.c).
  *

@@ -534,7 +534,8 @@ START_TEST(test_ssd_collects_garbage_between_live_blocks)
     }
     ck_assert_uint_ge(n_ok, max / 2 * 9 / 10);
     ck_assert_uint_eq(b->n_over, 0); /* collected room makes evictions unnecessary */
-    ck_assert_uint_le(ssd_tier_stats(b->ssd).dir_bytes, c.capacity_bytes);
+    /* Beside a collection that goes on: ssd.h states the bound. */
+    ck_assert_uint_le(ssd_tier_stats(b->ssd).dir_bytes, c.capacity_bytes + c.capacity_bytes / 32);
     for (uint32_t i = 1; i < max; i += 2) {
         ck_assert_int_eq(read_one(b, i), TD_OK);
         ck_assert(landed(b, i));
@@ -740,7 +741,7 @@ START_TEST(test_ssd_writing_goes_on_while_room_is_collected)
             put_direct(b, db, n++);
         uint64_t took = clock_now(&b->clock) - before;
         longest = took > longest ? took : longest;
-        ck_assert_uint_le(ssd_info(db).dir_bytes, c.capacity_bytes);
+        ck_assert_uint_le(ssd_info(db).dir_bytes, c.capacity_bytes + c.capacity_bytes / 32);
     }
     fprintf(stderr, "# %u blocks put beside collecting, the longest took %.1f ms\n", n_beside, (double)longest * 1e-6);
     ck_assert_uint_ge(n_beside, LEAST);
