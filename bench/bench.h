@@ -13,7 +13,7 @@ struct bench_options {
     int64_t block_tokens;
     const char *dummy, *numerics, *weights, *kv_dtype, *device, *invariant, *dir, *model, *text, *profile;
     double seconds; /* for each row; 0: the area's default */
-    const char *paths, *serve, *peer, *secret;
+    const char *paths, *serve, *peer, *secret, *only;
     struct rank_options ranks;
     int64_t threads, bytes, rounds, n_blocks;
     bool json;

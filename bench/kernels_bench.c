@@ -71,6 +71,7 @@ static const struct kernels_plan DEVICE_PLAN = {
 struct kernels_bench_run {
     struct kernels *k;
     const struct kernels_plan *plan;
+    bool limits_only;
     struct clock clock;
     uint64_t row_ns;
     uint32_t shrink;
@@ -403,10 +404,10 @@ static enum td_status run_bench(struct kernels_bench_run *b)
     struct kernels_work works[KERNELS_BENCH_ROWS];
     b->out->n_rows = N_LIMITS;
     measure_limits(b);
-    enum td_status s = bench_linear(b, works);
-    for (uint32_t i = 0; i < MAX_ATTENTIONS && b->plan->attentions[i].n_seqs && !s; i++)
+    enum td_status s = b->limits_only ? TD_OK : bench_linear(b, works);
+    for (uint32_t i = 0; i < MAX_ATTENTIONS && b->plan->attentions[i].n_seqs && !s && !b->limits_only; i++)
         s = bench_attention(b, works, b->plan->attentions[i]);
-    if (!s && b->plan == &DEVICE_PLAN)
+    if (!s && !b->limits_only && b->plan == &DEVICE_PLAN)
         s = bench_pages(b, works);
     if (s)
         return s;
@@ -418,7 +419,7 @@ static enum td_status run_bench(struct kernels_bench_run *b)
 enum td_status kernels_bench(const struct kernels_bench_config *config, struct kernels_bench *out,
                              struct td_error *error_out)
 {
-    struct kernels_bench_run b = {.shrink = config->shrink ? config->shrink : 1};
+    struct kernels_bench_run b = {.shrink = config->shrink ? config->shrink : 1, .limits_only = config->limits_only};
     enum td_status s = kernels_open(&config->kernels, &b.k, error_out);
     if (s)
         return s;

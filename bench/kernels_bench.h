@@ -25,6 +25,7 @@ struct kernels_bench_config {
     struct kernels_config kernels;
     double seconds_per_row; /* 0: 0.2; a row takes at least three runs */
     uint32_t shrink;        /* divides shapes and buffers, to make a test quick; 0 and 1: no division */
+    bool limits_only;       /* no operation is measured */
 };
 
 struct kernels_bench_row {

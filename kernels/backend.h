@@ -119,6 +119,9 @@ struct kernels_backend {
  * the bytes moved or the operations done; 0: the limit is not known here.
  */
     double (*run_limit)(struct kernels *k, enum kernels_limit limit, void *memory, size_t len_bytes);
+    /* NULL: there are no traces of this device. */
+    enum td_status (*trace_begin)(struct kernels *k, struct td_error *error_out);
+    struct k_trace_event *(*trace_end)(struct kernels *k, uint32_t *n_out);
 };
 
 /* The beginning of every backend's struct kernels; kernels_open() sets config. */
@@ -131,7 +134,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* threads that cpu_open() would use */
 
 /* A plugin's symbol. abi: the program's KERNELS_ABI; a plugin of another one returns TD_ERR_VERSION. */
-enum { KERNELS_ABI = 4 };
+enum { KERNELS_ABI = 5 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

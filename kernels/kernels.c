@@ -187,6 +187,18 @@ void k_finish(struct kernels *k)
     k->backend->finish(k);
 }
 
+enum td_status k_trace_begin(struct kernels *k, struct td_error *error_out)
+{
+    if (!k->backend->trace_begin)
+        return td_fail(error_out, TD_ERR_UNSUPPORTED, "traces need --device cuda, built with CUPTI (cupti.h)");
+    return k->backend->trace_begin(k, error_out);
+}
+
+struct k_trace_event *k_trace_end(struct kernels *k, uint32_t *n_out)
+{
+    return k->backend->trace_end(k, n_out);
+}
+
 uint32_t k_replay_rows(struct kernels *k, uint32_t n_rows)
 {
     return k->backend->replay_rows(k, n_rows);

@@ -175,6 +175,18 @@ uint32_t k_mark(struct kernels *k);
 bool k_passed(struct kernels *k, uint32_t mark);
 void k_wait(struct kernels *k, uint32_t mark);
 
+/*
+ * A trace: what ran on the device from k_trace_begin to k_trace_end, for benches. Both wait for all
+ * operations. k_trace_end returns an array that the caller frees, in order of begin; NULL: nothing ran. One
+ * trace at a time in a process. TD_ERR_UNSUPPORTED: the CPU, or a library is missing.
+ */
+struct k_trace_event {
+    char name[96]; /* of a kernel, with its template's arguments, or of a kind of copy */
+    uint64_t begin_ns, end_ns;
+};
+enum td_status k_trace_begin(struct kernels *k, struct td_error *error_out);
+struct k_trace_event *k_trace_end(struct kernels *k, uint32_t *n_out);
+
 /* ------------------------------------------------------------------ linear */
 
 /* A weight matrix [n_out][n_in], packed in the backend's own layout. */

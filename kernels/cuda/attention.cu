@@ -38,6 +38,7 @@ template <enum num_type TYPE, class T, int N> static __device__ __forceinline__ 
 /* blockIdx.x is a row. A thread stores N numbers of K and of V. */
 template <enum num_type TYPE, class T, int N> static __global__ void store_rows(struct attention t)
 {
+    begin_kernel();
     uint32_t i = (blockIdx.y * STORE_THREADS + threadIdx.x) * N;
     if (i >= t.n_kv_heads * t.head_dim)
         return;
@@ -62,7 +63,7 @@ void cuda_kv_store(cudaStream_t stream, const struct k_attn *a, const struct cud
     if (a->layout->dtype == NUM_F8_E4M3)
         kernel = four ? store_rows<NUM_F8_E4M3, uint8_t, 4> : store_rows<NUM_F8_E4M3, uint8_t, 1>;
     size_t n = (size_t)t.n_kv_heads * t.head_dim / (four ? 4 : 1);
-    kernel<<<dim3(b->n_rows, pieces(n, STORE_THREADS)), STORE_THREADS, 0, stream>>>(t);
+    launch_next(stream, kernel, dim3(b->n_rows, pieces(n, STORE_THREADS)), STORE_THREADS, 0, t);
 }
 
 /* ------------------------------------------------------------------- exact */
@@ -117,6 +118,7 @@ static __device__ __forceinline__ void exact_scores(const struct attention &t, c
  */
 template <enum num_type TYPE> static __global__ void __launch_bounds__(1024) attend_exact(struct attention t)
 {
+    begin_kernel();
     extern __shared__ float q[];
     __shared__ float scores[2][KEY_BLOCK];
     uint32_t row = blockIdx.x / t.n_heads, head = blockIdx.x % t.n_heads, lane = threadIdx.x % WARP, d = threadIdx.x;
@@ -164,5 +166,5 @@ void cuda_attention_exact(cudaStream_t stream, const struct k_attn *a, const str
         kernel = attend_exact<NUM_BF16>;
     if (a->layout->dtype == NUM_F8_E4M3)
         kernel = attend_exact<NUM_F8_E4M3>;
-    kernel<<<b->n_rows * a->n_heads, threads, t.head_dim * sizeof(float), stream>>>(t);
+    launch_next(stream, kernel, b->n_rows * a->n_heads, threads, t.head_dim * sizeof(float), t);
 }

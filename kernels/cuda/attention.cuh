@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 
 static constexpr uint32_t WARP = 32, ALL = 0xffffffff;

@@ -238,6 +238,7 @@ static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const
 /* One warp for each query. */
 template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(struct attention t, struct form f)
 {
+    begin_kernel();
     constexpr int N = DIM / WARP;
     uint32_t row = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     uint32_t seq = t.row_seq[row];
@@ -324,7 +325,7 @@ static void launch_form(cudaStream_t stream, const struct attention &t, const st
     else
         launch_items<DIM>(stream, t, p);
     if (p.form.split && p.long_ones)
-        merge_runs<DIM><<<dim3(n_rows, pieces(t.n_heads, WARPS)), THREADS, 0, stream>>>(t, p.form);
+        launch_next(stream, merge_runs<DIM>, dim3(n_rows, pieces(t.n_heads, WARPS)), THREADS, 0, t, p.form);
 }
 
 template <int DIM>

@@ -184,6 +184,7 @@ static __global__ void __launch_bounds__(H::CTA, H::CTAS)
 {
     extern __shared__ __align__(1024) uint8_t shared[];
     if constexpr (IS_HOPPER) {
+        begin_kernel();
         auto *stages = (typename H::stages *)shared;
         /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
         uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
@@ -209,7 +210,7 @@ static void launch(cudaStream_t stream, const struct attention &t, const struct 
 {
     uint32_t shared = sizeof(typename H::stages) + (keeps_runs ? H::RUN_BYTES : 0);
     cudaFuncSetAttribute(attend<H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    attend<H><<<dim3(n_items, t.n_kv_heads), H::CTA, shared, stream>>>(t, f);
+    launch_next(stream, attend<H>, dim3(n_items, t.n_kv_heads), H::CTA, shared, t, f);
 }
 
 void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,

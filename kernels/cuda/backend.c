@@ -242,6 +242,10 @@ static const struct kernels_backend BACKEND = {
     .kv_store = kv_store,
     .attention = attention,
     .run_limit = cuda_run_limit,
+#ifdef CUPTI_PATH
+    .trace_begin = cuda_trace_begin,
+    .trace_end = cuda_trace_end,
+#endif
 };
 
 static enum td_status check_device(const struct kernels_config *config, int *major_out, int *minor_out,

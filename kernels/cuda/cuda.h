@@ -20,12 +20,14 @@
 #define CUDA_C
 #endif
 
+enum { CUDA_MAX_DEVICES = 64 }; /* devices beyond are used without what needs to know other devices */
+
 /*
  * A tensor map: what Hopper's tensor memory accelerator needs to know of a matrix of bf16, encoded by the
- * driver (map.c). It must be at a multiple of 64. Copies are boxes of CUDA_BOX_ROWS rows by CUDA_BOX_NUMBERS
- * numbers.
+ * driver (map.c). It must be at a multiple of 64. A copy is a box: some rows of some slabs, which are 64
+ * numbers (128 bytes) of each row; in shared memory slabs lie one after the other.
  */
-enum { CUDA_BOX_ROWS = 32, CUDA_BOX_NUMBERS = 64 };
+enum { CUDA_SLAB_NUMBERS = 64 };
 struct cuda_map {
     uint64_t words[16];
 };
@@ -42,12 +44,15 @@ struct cuda_matrix {
     /* Of elements, or of the numbers that codes stand for. NUM_BF16 with COMPUTE_BF16. */
     enum num_type type;
     uint32_t n_out, n_in;
-    /* Elements between rows: n_in rounded up to 8 (rows begin at 16 bytes); codes: to CUDA_PACKED_ALIGN. */
+    /*
+     * Elements between rows: n_in rounded up to 8 (rows begin at 16 bytes), to CUDA_SLAB_NUMBERS if there are
+     * maps; codes: to CUDA_PACKED_ALIGN. What is behind n_in is zero.
+     */
     uint32_t stride;
     void *data;
     float *bias; /* [n_out], or NULL */
     uint64_t len_bytes;
-    struct cuda_map map; /* valid with COMPUTE_BF16 on Hopper */
+    struct cuda_map *maps; /* [cuda_hopper_shapes()] on the host; NULL: not for Hopper's own products */
 };
 
 /* A stack of n matrices of the same shape; its arrays are on the device. */
@@ -55,7 +60,7 @@ struct cuda_stack {
     const struct cuda_matrix *shape; /* the first one */
     const void *const *data;
     const float *const *bias;    /* NULL: no matrix has a bias */
-    const struct cuda_map *maps; /* NULL: the matrices have no maps */
+    const struct cuda_map *maps; /* [cuda_hopper_shapes()][n]; NULL: the matrices have no maps */
     uint32_t n;
 };
 
@@ -136,16 +141,27 @@ CUDA_C void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride
  * Once for each device.
  */
 CUDA_C cudaError_t cuda_linear_hopper_open(bool *has_out);
+CUDA_C bool cuda_launches_overlap(void); /* whether launch_next() overlaps on the current device */
+
+/* The tile of a shape: outputs by rows, with as many slabs at a time. Maps of weights have boxes of outs. */
+struct cuda_tile {
+    uint32_t outs, rows, slabs;
+};
+CUDA_C uint32_t cuda_hopper_shapes(void); /* the number of shapes */
+CUDA_C struct cuda_tile cuda_hopper_tile(uint32_t shape);
+/* The shape for n_rows rows through each of n matrices; is_sorted: all rows together. */
+CUDA_C uint32_t cuda_hopper_choose(const struct cuda_matrix *w, uint32_t n, uint32_t n_rows, bool is_sorted);
+
 /*
- * Fast products of rows that a map describes: numbers, matrices of the stack (one for sorted rows, or without
- * a stack), rows.
+ * Fast products with tiles of a shape. x: a map of p's rows with the shape's boxes: parts are the matrices of
+ * the stack (one for sorted rows, or without a stack).
  */
 CUDA_C void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p,
-                               const struct cuda_map *x);
+                               uint32_t shape, const struct cuda_map *x);
 CUDA_C void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
-                             const struct cuda_map *x, size_t y_step);
+                             uint32_t shape, const struct cuda_map *x, size_t y_step);
 CUDA_C void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
-                               const struct cuda_map *x, const uint32_t *first);
+                               uint32_t shape, const struct cuda_map *x, const uint32_t *first);
 
 /* -------------------------------------------------------------- launches: rows.cu */
 CUDA_C void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim,

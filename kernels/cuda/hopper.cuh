@@ -96,13 +96,13 @@ static __device__ __forceinline__ void fence_map(const void *map)
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-/* Copies the box of a map at (x, y, z), x innermost; zeros outside the tensor. Called by one thread. */
-static __device__ __forceinline__ void copy_box(void *shared, const void *map, uint64_t *barrier, uint32_t x,
-                                                uint32_t y, uint32_t z)
+/* Copies the box of a map that begins at a row and slab of a part; zeros outside. Called by one thread. */
+static __device__ __forceinline__ void copy_box(void *shared, const void *map, uint64_t *barrier, uint32_t row,
+                                                uint32_t slab, uint32_t part)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
-                 "%5}], [%2];" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+                 "%5, %6}], [%2];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(0), "r"(row), "r"(slab), "r"(part)
                  : "memory");
 }
 
@@ -165,6 +165,7 @@ template <int PENDING, int N> static __device__ __forceinline__ void multiply_wa
 #define SUMS_8(n)  SUMS_4(n), SUMS_4(n + 4)
 #define SUMS_16(n) SUMS_8(n), SUMS_8(n + 8)
 #define SUMS_32(n) SUMS_16(n), SUMS_16(n + 16)
+#define NAMES_1    "%0, %1, %2, %3"
 #define NAMES_4                                                                                                        \
     "%0, %1, %2, %3, %4, %5, %6, %7"                                                                                   \
     ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -202,6 +203,7 @@ template <int PENDING, int N> static __device__ __forceinline__ void multiply_wa
     {                                                                                                                  \
         MULTIPLY(N, A, B, WIDTH, ", 0, 0", "l"(a), "l"(b));                                                            \
     }
+MULTIPLY_SHARED(1, "8", "%4", "%5")
 MULTIPLY_SHARED(4, "32", "%16", "%17")
 MULTIPLY_SHARED(8, "64", "%32", "%33")
 MULTIPLY_SHARED(16, "128", "%64", "%65")

@@ -19,7 +19,9 @@
  * tiles of R rows, the tiles of matrix i begin at slot first[i] / R + i, which rises with i by at least the
  * tiles of matrix i. CTAs without a tile exit.
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_tile.cuh"
+#include "kernels/cuda/pack.cuh"
 
 /* ------------------------------------------------------------------- exact */
 
@@ -231,6 +233,7 @@ void cuda_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, const str
 
 static __global__ void add_bias(const float *bias, uint32_t n, float *y, size_t y_stride)
 {
+    begin_kernel();
     float *row = y + blockIdx.x * y_stride;
     for (uint32_t i = threadIdx.x; i < n; i += blockDim.x)
         row[i] = row[i] + bias[i];
@@ -239,21 +242,40 @@ static __global__ void add_bias(const float *bias, uint32_t n, float *y, size_t 
 void cuda_add_bias(cudaStream_t stream, const float *bias, uint32_t n, uint32_t n_rows, float *y, size_t y_stride)
 {
     if (n_rows)
-        add_bias<<<n_rows, 256, 0, stream>>>(bias, n, y, y_stride);
+        launch_next(stream, add_bias, n_rows, 256, 0, bias, n, y, y_stride);
 }
 
+static constexpr uint32_t ROUND_THREADS = 256;
+
+/* N: numbers that a thread rounds; 4: rows can be loaded by four. */
+template <int N>
 static __global__ void round_rows(const float *x, size_t x_stride, size_t x_step, uint32_t n_parts, uint32_t n,
                                   uint32_t *to, size_t to_stride)
 {
+    begin_kernel();
     const float *from = x + blockIdx.x / n_parts * x_stride + blockIdx.x % n_parts * x_step;
-    uint32_t *words = to + blockIdx.x * (to_stride / 2);
-    for (uint32_t i = threadIdx.x; i < to_stride / 2; i += blockDim.x)
-        words[i] = pack_bf16(2 * i < n ? from[2 * i] : 0, 2 * i + 1 < n ? from[2 * i + 1] : 0);
+    uint32_t i = (blockIdx.y * ROUND_THREADS + threadIdx.x) * N;
+    if (i >= to_stride)
+        return;
+    pack<float, N> v = {};
+    if (N == 4 && i + N <= n)
+        v = load<N>(from + i);
+    else
+        for (int j = 0; j < N; j++)
+            v.at[j] = i + j < n ? from[i + j] : 0;
+    pack<uint32_t, N / 2> words;
+    for (int j = 0; j < N / 2; j++)
+        words.at[j] = pack_bf16(v.at[2 * j], v.at[2 * j + 1]);
+    store(to + (blockIdx.x * to_stride + i) / 2, words);
 }
 
 void cuda_round_rows(cudaStream_t stream, const float *x, size_t x_stride, size_t x_step, uint32_t n_parts, uint32_t n,
                      uint32_t n_rows, void *to, size_t to_stride)
 {
-    if (n_rows)
-        round_rows<<<n_rows * n_parts, 256, 0, stream>>>(x, x_stride, x_step, n_parts, n, (uint32_t *)to, to_stride);
+    if (!n_rows)
+        return;
+    bool four = by_four(x, x_stride, x_step) && to_stride % 4 == 0;
+    auto *kernel = four ? round_rows<4> : round_rows<2>;
+    dim3 grid(n_rows * n_parts, pieces(to_stride, ROUND_THREADS * (four ? 4 : 2)));
+    launch_next(stream, kernel, grid, ROUND_THREADS, 0, x, x_stride, x_step, n_parts, n, (uint32_t *)to, to_stride);
 }

@@ -13,8 +13,11 @@
  *     tiles    the shape that is estimated to finish first, from the tiles that a multiprocessor gets and the
  *              cost of one: its products, or the bytes that it loads. The narrow shapes exist to let every
  *              multiprocessor read weights, and many stages to have enough loads in flight.
- *     boxes    of 32 rows by 64 numbers for every shape, so that a matrix needs one tensor map. Numbers
- *              outside the matrix become zeros and are not read.
+ *     boxes    all weights of a stage, and all its rows, come by one copy each: many small copies keep the
+ *              tensor memory accelerator busier than their bytes do. So each shape has its own tensor map of
+ *              a matrix. Numbers outside the matrix become zeros and are not read.
+ *     start    weights do not depend on the kernels before, so the first stages are filled with them while
+ *              those kernels end (launch.cuh).
  *     order    bands of BAND_ROWS rows, and in a band all rows for some outputs first. So the CTAs read about
  *              as much of the weights as of the rows at a time, and the second-level cache holds it.
  *
@@ -24,6 +27,7 @@
  * Sorted rows: first[] is on the device only, so a warp counts tiles by itself. The box of a tile may reach
  * into the rows of the next matrix; their sums are not stored.
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/cuda/stages.cuh"
@@ -33,7 +37,7 @@ static constexpr uint32_t BAND_ROWS = 2048;
 
 struct hopper_job {
     alignas(64) struct cuda_map w; /* of the only matrix */
-    alignas(64) struct cuda_map x; /* numbers, matrices (1 for sorted rows), rows */
+    alignas(64) struct cuda_map x; /* its parts: matrices (1 for sorted rows) */
     const struct cuda_map *ws;     /* maps of a stack; NULL: one matrix */
     struct linear_job job;
     uint32_t n_row_tiles; /* of all matrices; unknown here for sorted rows */
@@ -46,7 +50,7 @@ struct hopper_job {
 template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
     static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, K = K_;
     static constexpr uint32_t WARPGROUPS = OUTS <= 64 ? 1 : 2, WARPS = WARPGROUPS * 4, THREADS = (WARPS + 4) * WARP;
-    static constexpr uint32_t SLABS = K / CUDA_BOX_NUMBERS, ROW_BYTES = CUDA_BOX_NUMBERS * 2; /* of a slab */
+    static constexpr uint32_t SLABS = K / CUDA_SLAB_NUMBERS, ROW_BYTES = CUDA_SLAB_NUMBERS * 2; /* of a slab */
     static constexpr uint32_t W_SLAB = OUTS * ROW_BYTES, X_SLAB = ROWS * ROW_BYTES, X_AT = W_SLAB * SLABS;
     static constexpr uint32_t STAGE = (W_SLAB + X_SLAB) * SLABS, ROOM = 226 * 1024;
     using stages = struct stages<ROOM / STAGE, STAGE>;
@@ -129,23 +133,47 @@ static __device__ __forceinline__ bool find_tile(const struct hopper_job &h, uin
 
 /* ------------------------------------------------------------------ kernel */
 
-/* Loads a tile's numbers from k on into a stage. */
+/* Load the weights, or rows, of a tile from k on into a stage. */
 template <class S>
-static __device__ __forceinline__ void fill_stage(const struct hopper_job &h, const void *w, const struct tile &t,
-                                                  uint32_t k, uint8_t *stage, uint64_t *full)
+static __device__ __forceinline__ void fill_weights(const void *w, const struct tile &t, uint32_t k, uint8_t *stage,
+                                                    uint64_t *full)
 {
-    uint32_t x_matrix = h.job.first ? 0 : t.matrix;
-    barrier_expect(full, S::STAGE);
-#pragma unroll
-    for (uint32_t slab = 0; slab < S::SLABS; slab++) {
-        uint32_t at = k + slab * CUDA_BOX_NUMBERS;
-#pragma unroll
-        for (uint32_t out = 0; out < S::OUTS; out += CUDA_BOX_ROWS)
-            copy_box(stage + slab * S::W_SLAB + out * S::ROW_BYTES, w, full, at, 0, t.out0 + out);
-#pragma unroll
-        for (uint32_t row = 0; row < S::ROWS; row += CUDA_BOX_ROWS)
-            copy_box(stage + S::X_AT + slab * S::X_SLAB + row * S::ROW_BYTES, &h.x, full, at, x_matrix, t.row0 + row);
-    }
+    barrier_expect(full, S::STAGE); /* its rows, too */
+    copy_box(stage, w, full, t.out0, k / CUDA_SLAB_NUMBERS, 0);
+}
+
+template <class S>
+static __device__ __forceinline__ void fill_rows(const struct hopper_job &h, const struct tile &t, uint32_t k,
+                                                 uint8_t *stage, uint64_t *full)
+{
+    copy_box(stage + S::X_AT, &h.x, full, t.row0, k / CUDA_SLAB_NUMBERS, h.job.first ? 0 : t.matrix);
+}
+
+template <class S>
+static __device__ __forceinline__ const struct cuda_map *weights_of(const struct hopper_job &h, const struct tile &t)
+{
+    return h.ws ? h.ws + t.matrix : &h.w;
+}
+
+/*
+ * Fills the first stages with weights only, and returns their number. Which tiles there are of sorted rows is
+ * known only when the kernels before have ended.
+ */
+template <class S>
+static __device__ __forceinline__ uint32_t fill_ahead(const struct hopper_job &h, typename S::stages *stages)
+{
+    struct tile t;
+    uint32_t n = 0;
+    if (h.job.first || !find_tile<S>(h, h.n_row_tiles, blockIdx.x, &t))
+        return 0;
+    const struct cuda_map *w = weights_of<S>(h, t);
+    if (h.ws)
+        fence_map(w);
+    for (uint32_t k = 0; k < h.job.n_in && n < S::stages::N; k += S::K, n++)
+        if (threadIdx.x % WARP == 0)
+            fill_weights<S>(w, t, k, stages->data[n], &stages->full[n]);
+    __syncwarp();
+    return n;
 }
 
 template <class S>
@@ -153,15 +181,19 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, typen
 {
     struct turn<typename S::stages> turn;
     struct tile t;
+    uint32_t n_ahead = fill_ahead<S>(h, stages);
+    wait_for_kernels_before();
     uint32_t n_row_tiles = count_row_tiles<S>(h);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
-        const struct cuda_map *w = h.ws ? h.ws + t.matrix : &h.w;
+        const struct cuda_map *w = weights_of<S>(h, t);
         if (h.ws)
             fence_map(w);
-        for (uint32_t k = 0; k < h.job.n_in; k += S::K, turn.next())
+        for (uint32_t k = 0; k<h.job.n_in; k += S::K, turn.next(), n_ahead -= n_ahead> 0)
             if (threadIdx.x % WARP == 0) {
                 uint8_t *stage = wait_empty(stages, turn);
-                fill_stage<S>(h, w, t, k, stage, &stages->full[turn.stage]);
+                if (!n_ahead)
+                    fill_weights<S>(w, t, k, stage, &stages->full[turn.stage]);
+                fill_rows<S>(h, t, k, stage, &stages->full[turn.stage]);
             }
         __syncwarp();
     }
@@ -189,7 +221,7 @@ static __device__ __forceinline__ void multiply_step(const struct operands &o, u
 template <int N>
 static __device__ __forceinline__ void put_sums(const struct target &to, uint32_t out0, const float (&sum)[N][4])
 {
-    constexpr int TOGETHER = 4;
+    constexpr int TOGETHER = N < 4 ? N : 4;
     uint32_t lane = threadIdx.x % WARP, out = out0 + lane / 4, row0 = lane % 4 * 2;
     float bias[2] = {0, 0}, *y[2] = {to.y + out + row0 * to.y_stride, to.y + out + (row0 + 1) * to.y_stride};
     if (to.bias)
@@ -257,6 +289,7 @@ static __device__ __forceinline__ void consume(const struct hopper_job &h, uint3
 {
     struct turn<typename S::stages> turn;
     struct tile t;
+    wait_for_kernels_before();
     uint32_t n_row_tiles = count_row_tiles<S>(h);
     for (uint32_t number = blockIdx.x; find_tile<S>(h, n_row_tiles, number, &t); number += gridDim.x) {
         float sum[S::ROWS / 8][4] = {};
@@ -275,6 +308,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
         auto *stages = (typename S::stages *)shared;
         /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */
         uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
+        let_next_start();
         if (threadIdx.x == 0)
             stages->init(1, S::WARPS);
         __syncthreads();
@@ -299,7 +333,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
  */
 struct hopper_choice {
     void (*kernel)(struct hopper_job);
-    uint32_t outs, rows, threads, shared_bytes;
+    uint32_t outs, rows, slabs, threads, shared_bytes;
     double cost;
 };
 
@@ -307,61 +341,95 @@ template <class S> static struct hopper_choice choice_of(void)
 {
     constexpr double PRODUCTS = 2048, BYTES = 40;
     double products = S::OUTS * S::ROWS / PRODUCTS, bytes = (S::OUTS + S::ROWS) * 2 / BYTES;
-    return {multiply<S>, S::OUTS, S::ROWS, S::THREADS, sizeof(typename S::stages), products > bytes ? products : bytes};
+    return {multiply<S>,
+            S::OUTS,
+            S::ROWS,
+            S::SLABS,
+            S::THREADS,
+            sizeof(typename S::stages),
+            products > bytes ? products : bytes};
 }
 
 /* Larger shapes come first: at equal cost they read less. */
-static const struct hopper_choice CHOICES[] = {choice_of<hopper_shape<128, 256, 64>>(),
-                                        choice_of<hopper_shape<128, 128, 64>>(), choice_of<hopper_shape<64, 64, 128>>(),
-                                        choice_of<hopper_shape<32, 32, 128>>()};
+static const struct hopper_choice CHOICES[] = {
+    choice_of<hopper_shape<128, 256, 64>>(), choice_of<hopper_shape<128, 128, 64>>(),
+    choice_of<hopper_shape<128, 64, 128>>(), choice_of<hopper_shape<64, 64, 128>>(),
+    choice_of<hopper_shape<32, 64, 128>>(),  choice_of<hopper_shape<64, 32, 128>>(),
+    choice_of<hopper_shape<32, 32, 128>>(),  choice_of<hopper_shape<64, 8, 256>>(),
+    choice_of<hopper_shape<32, 8, 256>>()};
+static constexpr uint32_t N_CHOICES = sizeof(CHOICES) / sizeof(CHOICES[0]);
 
-/* Row tiles of all matrices; for sorted rows, the number if all matrices had equally many rows. */
-static uint32_t expect_row_tiles(const struct linear_job &job, uint32_t height)
+uint32_t cuda_hopper_shapes(void)
 {
-    uint32_t n_used = job.first && job.p.n_rows < job.n_matrices ? job.p.n_rows : job.n_matrices;
-    return n_used * tiles(job.first ? tiles(job.p.n_rows, n_used) : job.p.n_rows, height);
+    return N_CHOICES;
 }
 
-static const struct hopper_choice *choose(const struct linear_job &job, uint32_t n_sms)
+struct cuda_tile cuda_hopper_tile(uint32_t shape)
 {
-    const struct hopper_choice *best = NULL;
+    const struct hopper_choice &c = CHOICES[shape];
+    return {c.outs, c.rows, c.slabs};
+}
+
+/* Row tiles of all matrices; for sorted rows, the number if all matrices had equally many rows. */
+static uint32_t expect_row_tiles(uint32_t n, uint32_t n_rows, bool is_sorted, uint32_t height)
+{
+    uint32_t n_used = is_sorted && n_rows < n ? n_rows : n;
+    return n_used * tiles(is_sorted ? tiles(n_rows, n_used) : n_rows, height);
+}
+
+uint32_t cuda_hopper_choose(const struct cuda_matrix *w, uint32_t n, uint32_t n_rows, bool is_sorted)
+{
+    uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount), best = 0;
     double least = 0;
-    for (const struct hopper_choice &c : CHOICES) {
-        uint64_t n_tiles = (uint64_t)expect_row_tiles(job, c.rows) * tiles(job.n_out, c.outs);
+    for (uint32_t i = 0; i < N_CHOICES && n_rows; i++) {
+        const struct hopper_choice &c = CHOICES[i];
+        uint64_t n_tiles = (uint64_t)expect_row_tiles(n, n_rows, is_sorted, c.rows) * tiles(w->n_out, c.outs);
         double cost = (double)((n_tiles + n_sms - 1) / n_sms) * c.cost;
-        if (!best || cost < least) {
-            best = &c;
+        if (!i || cost < least) {
+            best = i;
             least = cost;
         }
     }
     return best;
 }
 
-static void launch(cudaStream_t stream, struct hopper_job *h)
+static void launch(cudaStream_t stream, uint32_t shape, struct hopper_job *h)
 {
     if (!h->job.p.n_rows)
         return;
     uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount);
-    const struct hopper_choice *c = choose(h->job, n_sms);
+    const struct hopper_choice *c = &CHOICES[shape];
     h->n_row_tiles = h->job.n_matrices * tiles(h->job.p.n_rows, c->rows);
     uint64_t n_tiles = h->n_row_tiles;
     if (h->job.first)
         n_tiles = h->job.p.n_rows / c->rows + h->job.n_matrices; /* an upper bound */
     n_tiles *= tiles(h->job.n_out, c->outs);
-    auto *kernel = c->kernel;
     uint32_t n_ctas = n_tiles < n_sms ? (uint32_t)n_tiles : n_sms;
-    kernel<<<n_ctas, c->threads, c->shared_bytes, stream>>>(*h);
+    launch_next(stream, c->kernel, dim3(n_ctas), c->threads, c->shared_bytes, *h);
+}
+
+static bool overlaps[CUDA_MAX_DEVICES];
+
+bool cuda_launches_overlap(void)
+{
+    int device = 0;
+    return cudaGetDevice(&device) == cudaSuccess && device < CUDA_MAX_DEVICES && overlaps[device];
 }
 
 cudaError_t cuda_linear_hopper_open(bool *has_out)
 {
+    /* Older drivers refuse to record overlapping launches into a graph. */
+    static const int RECORDS_OVERLAP = 12030;
     cudaFuncAttributes attributes;
+    int device = 0, driver = 0;
     cudaError_t e = cudaFuncGetAttributes(&attributes, CHOICES[0].kernel);
     /* Otherwise the device compiled an older image. */
     *has_out = e == cudaSuccess && attributes.ptxVersion >= 90;
     for (const struct hopper_choice &c : CHOICES)
         if (e == cudaSuccess && *has_out)
             e = cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared_bytes);
+    if (e == cudaSuccess && cudaGetDevice(&device) == cudaSuccess && device < CUDA_MAX_DEVICES)
+        overlaps[device] = *has_out && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= RECORDS_OVERLAP;
     return e;
 }
 
@@ -373,26 +441,26 @@ static struct hopper_job hopper_job_of(const struct linear_job &job, const struc
     return h;
 }
 
-void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p,
+void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p, uint32_t shape,
                         const struct cuda_map *x)
 {
     struct hopper_job h = hopper_job_of(job_of(w, p), x);
-    h.w = w->map;
-    launch(stream, &h);
+    h.w = w->maps[shape];
+    launch(stream, shape, &h);
 }
 
-void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, uint32_t shape,
                       const struct cuda_map *x, size_t y_step)
 {
     struct hopper_job h = hopper_job_of(each_job_of(s, p, 0, y_step), x);
-    h.ws = s->maps;
-    launch(stream, &h);
+    h.ws = s->maps + (size_t)shape * s->n;
+    launch(stream, shape, &h);
 }
 
-void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p,
+void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const struct cuda_product *p, uint32_t shape,
                         const struct cuda_map *x, const uint32_t *first)
 {
     struct hopper_job h = hopper_job_of(sorted_job_of(s, p, first), x);
-    h.ws = s->maps;
-    launch(stream, &h);
+    h.ws = s->maps + (size_t)shape * s->n;
+    launch(stream, shape, &h);
 }

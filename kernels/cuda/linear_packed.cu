@@ -9,6 +9,7 @@
  *
  * Rows of codes are whole stages long, with zeros behind n_in.
  */
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_tile.cuh"
 
 /* A tile as fast_shape, with packed codes. */
@@ -92,6 +93,7 @@ static __device__ __forceinline__ void widen_stage(const uint4 *stage, const flo
 
 template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linear_packed(const struct linear_job job)
 {
+    begin_kernel();
     using S = typename P::S;
     extern __shared__ uint4 shared[];
     uint4 *tile = shared, *stages = shared + S::OUTS * S::CHUNKS;
@@ -142,7 +144,7 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
 template <class S, enum k_weights W> static void launch(cudaStream_t stream, const struct linear_job &job)
 {
     using P = packed_shape<S, W>;
-    linear_packed<P><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, P::BYTES, stream>>>(job);
+    launch_next(stream, linear_packed<P>, grid_of(job, S::ROWS, S::OUTS), S::THREADS, P::BYTES, job);
 }
 
 template <enum k_weights W> static void launch_rows(cudaStream_t stream, const struct linear_job &job)

@@ -9,7 +9,7 @@
 #include "kernels/cuda/state.h"
 
 /* MAP_DRIVER: the first driver that has tensor maps. */
-enum { MAP_DRIVER = 12000, RANK = 3 };
+enum { MAP_DRIVER = 12000, RANK = 4 };
 
 bool cuda_map_open(struct cuda *c)
 {
@@ -25,15 +25,17 @@ bool cuda_map_open(struct cuda *c)
     return true;
 }
 
-void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n_parts, uint32_t n_rows,
-                   size_t row_stride, struct cuda_map *out)
+void cuda_map_rows(struct cuda *c, const struct cuda_mapped *m, uint32_t box_rows, uint32_t box_slabs,
+                   struct cuda_map *out)
 {
-    const cuuint64_t dims[RANK] = {stride, n_parts, n_rows};
-    /* In bytes. */
-    const cuuint64_t strides[RANK - 1] = {stride * sizeof(uint16_t), row_stride * sizeof(uint16_t)};
-    const cuuint32_t box[RANK] = {CUDA_BOX_NUMBERS, 1, CUDA_BOX_ROWS}, steps[RANK] = {1, 1, 1};
+    assert(m->stride % CUDA_SLAB_NUMBERS == 0);
+    const cuuint64_t number = sizeof(uint16_t);
+    const cuuint64_t dims[RANK] = {CUDA_SLAB_NUMBERS, m->n_rows, m->stride / CUDA_SLAB_NUMBERS, m->n_parts};
+    /* In bytes, of all dimensions but the first. */
+    const cuuint64_t strides[RANK - 1] = {m->row_stride * number, CUDA_SLAB_NUMBERS * number, m->stride * number};
+    const cuuint32_t box[RANK] = {CUDA_SLAB_NUMBERS, box_rows, box_slabs, 1}, steps[RANK] = {1, 1, 1, 1};
     CUtensorMap map;
-    CUresult r = c->encode_map(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, (void *)(uintptr_t)data, dims, strides,
+    CUresult r = c->encode_map(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, RANK, (void *)(uintptr_t)m->data, dims, strides,
                                box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)

@@ -166,6 +166,16 @@ static bool is_mapped(const struct kernels *k, const struct cuda_matrix *m)
     return ((const struct cuda *)k)->is_hopper && m->compute == COMPUTE_BF16 && !m->weights;
 }
 
+/* One map for each shape of tiles. */
+static void make_maps(struct cuda *c, struct cuda_matrix *m)
+{
+    const struct cuda_mapped rows = {m->data, m->stride, 1, m->n_out, m->stride};
+    uint32_t n = cuda_hopper_shapes();
+    m->maps = mem_array(n, sizeof(*m->maps));
+    for (uint32_t i = 0; i < n; i++)
+        cuda_map_rows(c, &rows, cuda_hopper_tile(i).outs, cuda_hopper_tile(i).slabs, &m->maps[i]);
+}
+
 enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
                                 const struct matrix_shape *shape, struct k_matrix **out)
 {
@@ -175,7 +185,7 @@ enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *p
                                  .type = shape->type,
                                  .n_out = shape->n_out,
                                  .n_in = shape->n_in};
-    uint32_t align = shape->weights ? CUDA_PACKED_ALIGN : ALIGN;
+    uint32_t align = shape->weights ? CUDA_PACKED_ALIGN : is_mapped(k, &m->on) ? CUDA_SLAB_NUMBERS : ALIGN;
     m->on.stride = (shape->n_in + align - 1) / align * align;
     m->on.len_bytes = (uint64_t)shape->n_out * (row_bytes_of(&m->on) + scales_bytes_of(&m->on));
     enum td_status s = cuda_alloc(k, m->on.len_bytes, &m->on.data);
@@ -187,7 +197,7 @@ enum td_status cuda_matrix_pack(struct kernels *k, const struct k_matrix_part *p
     }
     write_parts(k, parts, n_parts, &m->on);
     if (is_mapped(k, &m->on))
-        cuda_map_rows((struct cuda *)k, m->on.data, m->on.stride, 1, m->on.n_out, m->on.stride, &m->on.map);
+        make_maps((struct cuda *)k, &m->on);
     *out = m;
     return TD_OK;
 }
@@ -198,6 +208,7 @@ void cuda_matrix_free(struct kernels *k, struct k_matrix *m)
         return;
     cuda_free(k, m->on.data);
     cuda_free(k, m->on.bias);
+    free(m->on.maps);
     free(m);
 }
 
@@ -228,10 +239,11 @@ static enum td_status write_pointers(struct kernels *k, const struct k_stack *s,
 
 static enum td_status write_maps(struct kernels *k, const struct k_stack *s, void **out)
 {
-    struct cuda_map *maps = mem_array(s->on.n, sizeof(*maps));
-    for (uint32_t i = 0; i < s->on.n; i++)
-        maps[i] = s->matrices[i]->on.map;
-    enum td_status status = write_array(k, maps, s->on.n * sizeof(*maps), out);
+    size_t n = (size_t)cuda_hopper_shapes() * s->on.n;
+    struct cuda_map *maps = mem_array(n, sizeof(*maps));
+    for (size_t i = 0; i < n; i++)
+        maps[i] = s->matrices[i % s->on.n]->on.maps[i / s->on.n];
+    enum td_status status = write_array(k, maps, n * sizeof(*maps), out);
     free(maps);
     return status;
 }

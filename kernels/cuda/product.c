@@ -163,25 +163,36 @@ static void round_rows_after(struct cuda *c, const struct cuda_matrix *m, size_t
     p->x_stride = x_stride;
 }
 
-/* The same without bytes before them; also makes their map if it is needed. */
 static void round_rows(struct cuda *c, const struct cuda_matrix *m, size_t x_step, uint32_t n_parts,
-                       struct cuda_product *p, struct cuda_map *map)
+                       struct cuda_product *p)
 {
     round_rows_after(c, m, 0, x_step, n_parts, p);
-    if (c->is_hopper && p->n_rows && !m->weights)
-        cuda_map_rows(c, p->x, m->stride, n_parts, p->n_rows, p->x_stride, map);
+}
+
+/* The map of rounded rows, for the tiles of a shape. */
+static struct cuda_map map_of(struct cuda *c, const struct cuda_matrix *m, uint32_t n_parts,
+                              const struct cuda_product *p, uint32_t shape)
+{
+    const struct cuda_mapped rows = {p->x, m->stride, n_parts, p->n_rows, p->x_stride};
+    struct cuda_tile t = cuda_hopper_tile(shape);
+    struct cuda_map map = {{0}};
+    if (p->n_rows)
+        cuda_map_rows(c, &rows, t.rows, t.slabs, &map);
+    return map;
 }
 
 static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
 {
-    struct cuda_map x;
-    round_rows(c, m, 0, 1, p, &x);
+    round_rows(c, m, 0, 1, p);
     if (c->any_order && p->n_rows >= BLAS_MIN_ROWS && cuda_product_blas(c, m, p))
         return;
-    if (c->is_hopper)
-        cuda_linear_hopper(c->stream, m, p, &x);
-    else
+    if (!c->is_hopper) {
         cuda_linear_fast(c->stream, m, p);
+        return;
+    }
+    uint32_t shape = cuda_hopper_choose(m, 1, p->n_rows, false);
+    const struct cuda_map x = map_of(c, m, 1, p, shape);
+    cuda_linear_hopper(c->stream, m, p, shape, &x);
 }
 
 /*
@@ -223,14 +234,16 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
 
 static void each_fast(struct cuda *c, const struct cuda_stack *s, const struct k_each *e, struct cuda_product *p)
 {
-    struct cuda_map x;
-    round_rows(c, s->shape, e->x_step, s->n, p, &x);
-    if (s->shape->weights)
+    round_rows(c, s->shape, e->x_step, s->n, p);
+    if (s->shape->weights) {
         cuda_packed_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
-    else if (c->is_hopper)
-        cuda_each_hopper(c->stream, s, p, &x, e->y_step);
-    else
+    } else if (c->is_hopper) {
+        uint32_t shape = cuda_hopper_choose(s->shape, s->n, p->n_rows, false);
+        const struct cuda_map x = map_of(c, s->shape, s->n, p, shape);
+        cuda_each_hopper(c->stream, s, p, shape, &x, e->y_step);
+    } else {
         cuda_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
+    }
 }
 
 void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k_each *e, uint32_t n_rows)
@@ -246,14 +259,16 @@ void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k
 
 static void sorted_fast(struct cuda *c, const struct cuda_stack *s, const uint32_t *first, struct cuda_product *p)
 {
-    struct cuda_map x;
-    round_rows(c, s->shape, 0, 1, p, &x);
-    if (s->shape->weights)
+    round_rows(c, s->shape, 0, 1, p);
+    if (s->shape->weights) {
         cuda_packed_sorted_fast(c->stream, s, p, first);
-    else if (c->is_hopper)
-        cuda_sorted_hopper(c->stream, s, p, &x, first);
-    else
+    } else if (c->is_hopper) {
+        uint32_t shape = cuda_hopper_choose(s->shape, s->n, p->n_rows, true);
+        const struct cuda_map x = map_of(c, s->shape, 1, p, shape);
+        cuda_sorted_hopper(c->stream, s, p, shape, &x, first);
+    } else {
         cuda_sorted_fast(c->stream, s, p, first);
+    }
 }
 
 void cuda_linear_sorted(struct kernels *k, const struct k_stack *s, const uint32_t *first, uint32_t n_rows,

@@ -5,7 +5,7 @@
  * in the same order. Such kernels wait for memory. So threads access four numbers (16 bytes) at once where
  * addresses and strides allow it, and single numbers elsewhere; that changes no bit.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/scalar.h"
 
@@ -48,6 +48,7 @@ template <enum num_type TYPE> static __device__ __forceinline__ float widen(floa
 template <enum num_type TYPE, class T, int N>
 static __global__ void take_rows(const void *table, uint32_t dim, const uint32_t *ids, float scale, float *out)
 {
+    begin_kernel();
     uint32_t i = unit() * N;
     if (i >= dim)
         return;
@@ -60,7 +61,7 @@ static __global__ void take_rows(const void *table, uint32_t dim, const uint32_t
 }
 
 void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type type, uint32_t dim, const uint32_t *ids,
-                uint32_t n_rows, float scale, float *out)
+                    uint32_t n_rows, float scale, float *out)
 {
     if (!n_rows)
         return;
@@ -70,11 +71,12 @@ void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type type, 
         kernel = four ? take_rows<NUM_F16, uint16_t, 4> : take_rows<NUM_F16, uint16_t, 1>;
     if (type == NUM_BF16)
         kernel = four ? take_rows<NUM_BF16, uint16_t, 4> : take_rows<NUM_BF16, uint16_t, 1>;
-    kernel<<<row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, stream>>>(table, dim, ids, scale, out);
+    launch_next(stream, kernel, row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, table, dim, ids, scale, out);
 }
 
 template <int N> static __global__ void add_numbers(const float *x, size_t n, float *y)
 {
+    begin_kernel();
     size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * N;
     if (i >= n)
         return;
@@ -90,11 +92,12 @@ void cuda_add(cudaStream_t stream, const float *x, size_t n, float *y)
         return;
     bool four = by_four(x, n, n) && by_four(y, n, n);
     auto *kernel = four ? add_numbers<4> : add_numbers<1>;
-    kernel<<<pieces(four ? n / 4 : n, THREADS), THREADS, 0, stream>>>(x, n, y);
+    launch_next(stream, kernel, pieces(four ? n / 4 : n, THREADS), THREADS, 0, x, n, y);
 }
 
 template <int N> static __global__ void softcap_numbers(float *x, size_t n, float cap)
 {
+    begin_kernel();
     size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) * N;
     if (i >= n)
         return;
@@ -110,11 +113,12 @@ void cuda_softcap(cudaStream_t stream, float *x, size_t n, float cap)
         return;
     bool four = by_four(x, n, n);
     auto *kernel = four ? softcap_numbers<4> : softcap_numbers<1>;
-    kernel<<<pieces(four ? n / 4 : n, THREADS), THREADS, 0, stream>>>(x, n, cap);
+    launch_next(stream, kernel, pieces(four ? n / 4 : n, THREADS), THREADS, 0, x, n, cap);
 }
 
 template <int N> static __global__ void copy_heads(struct k_each e, uint32_t n_heads, uint32_t dim)
 {
+    begin_kernel();
     uint32_t a_head = dim / N, h = unit() / a_head, i = unit() % a_head * N;
     if (h < n_heads)
         store(e.y + blockIdx.x * e.y_stride + h * e.y_step + i,
@@ -127,7 +131,7 @@ void cuda_copy_heads(cudaStream_t stream, const struct k_each *e, uint32_t n_hea
         return;
     bool four = by_four(e->x, e->x_stride, e->x_step) && by_four(e->y, e->y_stride, e->y_step) && dim % 4 == 0;
     auto *kernel = four ? copy_heads<4> : copy_heads<1>;
-    kernel<<<row_grid(n_rows, (size_t)n_heads * dim / (four ? 4 : 1)), THREADS, 0, stream>>>(*e, n_heads, dim);
+    launch_next(stream, kernel, row_grid(n_rows, (size_t)n_heads * dim / (four ? 4 : 1)), THREADS, 0, *e, n_heads, dim);
 }
 
 static __device__ __forceinline__ float gated(const struct k_glu &glu, float g, float u)
@@ -141,6 +145,7 @@ static __device__ __forceinline__ float gated(const struct k_glu &glu, float g, 
 
 template <int N> static __global__ void glu_rows(const float *gate_up, uint32_t dim, struct k_glu glu, float *out)
 {
+    begin_kernel();
     uint32_t i = unit() * N;
     if (i >= dim)
         return;
@@ -158,13 +163,14 @@ void cuda_glu(cudaStream_t stream, const float *gate_up, uint32_t n_rows, uint32
         return;
     bool four = by_four(gate_up, dim, dim) && by_four(out, dim, dim);
     auto *kernel = four ? glu_rows<4> : glu_rows<1>;
-    kernel<<<row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, stream>>>(gate_up, dim, *glu, out);
+    launch_next(stream, kernel, row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, gate_up, dim, *glu, out);
 }
 
 /* One pair for each thread. */
 static __global__ void rope_rows(float *x, size_t row_stride, uint32_t n_heads, size_t head_stride, struct k_rotary r,
                                  const uint32_t *table_rows)
 {
+    begin_kernel();
     uint32_t half = r.dim / 2, h = unit() / half, i = unit() % half;
     if (h >= n_heads)
         return;
@@ -180,8 +186,8 @@ void cuda_rope(cudaStream_t stream, float *x, size_t row_stride, uint32_t n_head
 {
     size_t n_pairs = (size_t)n_heads * (r->dim / 2);
     if (n_rows && n_pairs)
-        rope_rows<<<row_grid(n_rows, n_pairs), THREADS, 0, stream>>>(x, row_stride, n_heads, head_stride, *r,
-                                                                     table_rows);
+        launch_next(stream, rope_rows, row_grid(n_rows, n_pairs), THREADS, 0, x, row_stride, n_heads, head_stride, *r,
+                    table_rows);
 }
 
 /* ------------------------------------------------------------------- norms */
@@ -216,6 +222,7 @@ static __device__ __forceinline__ float lanes_tree(float sum, uint32_t mask)
 /* Short rows: 16 threads for each, which read 64 bytes at a time. */
 static __global__ void norm_short(struct norm n, uint32_t n_all)
 {
+    begin_kernel();
     uint32_t at = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, lane = threadIdx.x % LANES;
     if (at >= n_all)
         return;
@@ -250,6 +257,7 @@ template <int N> static __device__ __forceinline__ void norm_scale(const struct 
  */
 template <int N> static __global__ void __launch_bounds__(THREADS) norm_exact(struct norm n)
 {
+    begin_kernel();
     extern __shared__ __align__(16) float chunk[];
     __shared__ float r;
     const float *x = n.x + norm_at(n, blockIdx.x);
@@ -296,6 +304,7 @@ static __device__ __forceinline__ float warp_sum(float sum)
 
 template <int N> static __global__ void norm_fast(struct norm n)
 {
+    begin_kernel();
     __shared__ float sums[WARP];
     float sum = warp_sum(norm_part<N>(n.x + norm_at(n, blockIdx.x), n.dim));
     if (threadIdx.x % WARP == 0)
@@ -309,14 +318,14 @@ static void launch_norm_fast(cudaStream_t stream, const struct norm *n, uint32_t
 {
     uint32_t warps = pieces(n->dim, 4 * WARP);
     auto *kernel = four ? norm_fast<4> : norm_fast<1>;
-    kernel<<<n_all, (warps < WARP ? warps : WARP) * WARP, 0, stream>>>(*n);
+    launch_next(stream, kernel, n_all, (warps < WARP ? warps : WARP) * WARP, 0, *n);
 }
 
 static void launch_norm_exact(cudaStream_t stream, const struct norm *n, uint32_t n_all, bool four)
 {
     size_t shared = (n->dim < NORM_CHUNK ? n->dim : NORM_CHUNK) * sizeof(float);
     auto *kernel = four ? norm_exact<4> : norm_exact<1>;
-    kernel<<<n_all, THREADS, shared, stream>>>(*n);
+    launch_next(stream, kernel, n_all, THREADS, shared, *n);
 }
 
 void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride, uint32_t n_heads, size_t head_stride,
@@ -328,7 +337,7 @@ void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride,
     if (!n_all)
         return;
     if (dim <= SHORT_ROW)
-        norm_short<<<pieces(n_all, THREADS / LANES), THREADS, 0, stream>>>(n, n_all);
+        launch_next(stream, norm_short, pieces(n_all, THREADS / LANES), THREADS, 0, n, n_all);
     else if (fast)
         launch_norm_fast(stream, &n, n_all, four);
     else
@@ -421,6 +430,7 @@ static __device__ float largest_of_all(const float *logits, uint32_t n, float to
 static __global__ void route_rows(struct k_router r, const float *all_logits, uint32_t n_rows, uint32_t stride,
                                   uint32_t *experts, float *weights)
 {
+    begin_kernel();
     __shared__ float groups[ROUTE_WARPS][K_MAX_EXPERTS];
     uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = blockIdx.x * ROUTE_WARPS + warp;
     if (row >= n_rows)
@@ -451,8 +461,8 @@ void cuda_route(cudaStream_t stream, const struct k_router *r, const float *logi
 {
     assert(r->n_experts <= K_MAX_EXPERTS && r->n_used <= WARP);
     if (n_rows)
-        route_rows<<<pieces(n_rows, ROUTE_WARPS), ROUTE_WARPS * WARP, 0, stream>>>(*r, logits, n_rows, stride, experts,
-                                                                                   weights);
+        launch_next(stream, route_rows, pieces(n_rows, ROUTE_WARPS), ROUTE_WARPS * WARP, 0, *r, logits, n_rows, stride,
+                    experts, weights);
 }
 
 /* ------------------------------------------------------------------- slots */
@@ -566,6 +576,7 @@ static __device__ void place_shared(const struct k_slots &s, uint32_t n_rows)
  */
 static __global__ void __launch_bounds__(1024) sort_slots(struct k_slots s, uint32_t n_experts, uint32_t n_rows)
 {
+    begin_kernel();
     extern __shared__ uint32_t words[];
     uint32_t warps = blockDim.x / WARP, *first = words, *counts = words + n_experts + 1;
     uint32_t *own = counts + threadIdx.x / WARP * n_experts;
@@ -592,13 +603,15 @@ void cuda_sort_slots(cudaStream_t stream, const struct k_slots *s, uint32_t n_ex
     assert(n_experts >= 1 && n_experts <= K_MAX_EXPERTS && s->n_slots <= s->n_used + 1);
     uint32_t warps = (SORT_WORDS - 1) / n_experts - 1;
     warps = warps < 1024 / WARP ? warps : 1024 / WARP;
-    sort_slots<<<1, warps * WARP, ((warps + 1) * n_experts + 1) * sizeof(uint32_t), stream>>>(*s, n_experts, n_rows);
+    launch_next(stream, sort_slots, 1, warps * WARP, ((warps + 1) * n_experts + 1) * sizeof(uint32_t), *s, n_experts,
+                n_rows);
 }
 
 template <int N>
 static __global__ void combine_rows(const float *x, uint32_t dim, const uint32_t *rows, const float *weights,
                                     uint32_t n, float *y)
 {
+    begin_kernel();
     uint32_t at = unit() * N;
     if (at >= dim)
         return;
@@ -624,5 +637,5 @@ void cuda_combine(cudaStream_t stream, const float *x, uint32_t dim, const uint3
         return;
     bool four = by_four(x, dim, dim) && by_four(y, dim, dim);
     auto *kernel = four ? combine_rows<4> : combine_rows<1>;
-    kernel<<<row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, stream>>>(x, dim, rows, weights, n, y);
+    launch_next(stream, kernel, row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, x, dim, rows, weights, n, y);
 }

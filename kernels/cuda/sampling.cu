@@ -5,7 +5,7 @@
  * adds; the other threads compute exponentials, one tile ahead of it. Draws use integers, which may be added
  * in any order. Sets are found by their digits (radix selection; Alabi et al. 2012); nothing is sorted.
  */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/scalar.h"
 
 enum { LANES = 16, THREADS = 512, TILE = 8 * THREADS, DIGITS = 256 };
@@ -300,6 +300,7 @@ static __device__ uint32_t draw(const float *x, uint32_t n, float max, const str
 static __global__ void __launch_bounds__(THREADS)
     sample_rows(const float *logits, uint32_t n, const struct k_draw *draws, struct k_sampled *out)
 {
+    begin_kernel();
     const float *x = logits + (size_t)blockIdx.x * n;
     const struct k_draw by = draws[blockIdx.x];
     struct largest best = find_largest(x, n);
@@ -319,5 +320,5 @@ void cuda_sample_rows(cudaStream_t stream, const float *logits, uint32_t n, uint
                       struct k_sampled *out)
 {
     if (n_rows)
-        sample_rows<<<n_rows, THREADS, 0, stream>>>(logits, n, draws, out);
+        launch_next(stream, sample_rows, n_rows, THREADS, 0, logits, n, draws, out);
 }

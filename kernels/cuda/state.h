@@ -25,7 +25,6 @@
 enum {
     CUDA_CACHE_LINE = 128, /* allocations in an arena begin at multiples of it */
     CUDA_READS_BYTES = 8 << 20,
-    CUDA_MAX_DEVICES = 64, /* devices whose memory another one may read directly */
 };
 
 /* Pinned host memory and as much device memory, filled from the beginning on. */
@@ -186,11 +185,17 @@ uint64_t cuda_stack_bytes(const struct k_stack *s);
 /* False: the driver has no tensor maps. */
 bool cuda_map_open(struct cuda *c);
 /*
- * Makes the map of n_rows rows of n_parts * stride numbers (bf16; stride is a multiple of 8), row_stride
- * numbers apart.
+ * Rows of n_parts * stride numbers (bf16; stride is a multiple of CUDA_SLAB_NUMBERS), row_stride numbers
+ * apart.
  */
-void cuda_map_rows(struct cuda *c, const void *data, uint32_t stride, uint32_t n_parts, uint32_t n_rows,
-                   size_t row_stride, struct cuda_map *out);
+struct cuda_mapped {
+    const void *data;
+    uint32_t stride, n_parts, n_rows;
+    size_t row_stride;
+};
+/* Makes their map, with boxes of at most 256 rows by some slabs. */
+void cuda_map_rows(struct cuda *c, const struct cuda_mapped *m, uint32_t box_rows, uint32_t box_slabs,
+                   struct cuda_map *out);
 
 /* --------------------------------------------------------------- product.c */
 
@@ -218,6 +223,11 @@ struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n);
 void cuda_links_close(struct k_links *l);
 void cuda_links_gather(struct k_links *l, uint32_t rank, const uint32_t *first, uint32_t to, uint32_t n_rows,
                        const float *mine, float *all);
+
+/* ----------------------------------------------------------------- trace.c */
+
+enum td_status cuda_trace_begin(struct kernels *k, struct td_error *error_out);
+struct k_trace_event *cuda_trace_end(struct kernels *k, uint32_t *n_out);
 
 /* ---------------------------------------------------------------- limits.c */
 

@@ -1009,6 +1009,9 @@ START_TEST(test_limits_are_known_or_zero)
     enum { HALF_BYTES = 1 << 20 };
     void *memory = NULL;
     ck_assert_int_eq(k_alloc(sides[1], 2 * HALF_BYTES, &memory), TD_OK);
+    uint8_t *zeros = mem_array(2 * HALF_BYTES, 1);
+    k_write(sides[1], memory, zeros, 2 * HALF_BYTES);
+    free(zeros);
     for (enum kernels_limit i = 0; i < N_LIMITS; i++) {
         double amount = sides[1]->backend->run_limit(sides[1], i, memory, HALF_BYTES);
         /* A limit that this device does not have. */
