@@ -45,6 +45,19 @@ void log_write(const struct log *log, enum log_level level, const char *format, 
     (void)ignored;
 }
 
+bool log_limit_allows(struct log_limit *limit, const struct log *log)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    uint64_t window = (uint64_t)ts.tv_sec / LOG_LIMITED_S + 1, before = atomic_load(&limit->window);
+    if (window != before && atomic_compare_exchange_strong(&limit->window, &before, window)) {
+        uint32_t n = atomic_exchange(&limit->n, 0);
+        if (n > LOG_LIMITED)
+            log_write(log, LOG_WARN, "lines like the next one were left out n=%u", n - LOG_LIMITED);
+    }
+    return atomic_fetch_add(&limit->n, 1) < LOG_LIMITED;
+}
+
 const char *log_word(const void *data, size_t len_bytes, char out[LOG_WORD_BYTES])
 {
     const unsigned char *from = data;

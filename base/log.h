@@ -13,7 +13,10 @@
  */
 #pragma once
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_DEBUG };
 
@@ -40,6 +43,22 @@ const char *log_word(const void *data, size_t len_bytes, char out[LOG_WORD_BYTES
 #define LOG_AT(log, lvl, ...)                                                                                          \
     do {                                                                                                               \
         if ((log) && (lvl) <= (log)->level)                                                                            \
+            log_write(log, lvl, __VA_ARGS__);                                                                          \
+    } while (0)
+/*
+ * For lines that strangers can cause, as often as they like: each place in the code writes at most
+ * LOG_LIMITED lines in LOG_LIMITED_S seconds. The first line after that says how many were left out.
+ */
+enum { LOG_LIMITED = 10, LOG_LIMITED_S = 10 };
+struct log_limit {
+    _Atomic uint64_t window;
+    _Atomic uint32_t n;
+};
+bool log_limit_allows(struct log_limit *limit, const struct log *log);
+#define log_limited(log, lvl, ...)                                                                                     \
+    do {                                                                                                               \
+        static struct log_limit log_limit_here;                                                                        \
+        if ((log) && (lvl) <= (log)->level && log_limit_allows(&log_limit_here, log))                                  \
             log_write(log, lvl, __VA_ARGS__);                                                                          \
     } while (0)
 #define log_error(log, ...) LOG_AT(log, LOG_ERROR, __VA_ARGS__)

@@ -221,19 +221,34 @@ enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t 
 #define RETURN_EVERY_NS 10000000000ull
 enum { RETURN_LEAST = 32 << 20 };
 
+/* Memory that this process has beyond what is allocated. Its part that malloc knows nothing of changes
+ * little. */
+static size_t unused_bytes(void)
+{
+    struct mallinfo2 m = mallinfo2();
+    size_t in_use = m.uordblks + m.hblkhd, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%*u %zu", &resident) != 1)
+        resident = 0;
+    if (f)
+        fclose(f);
+    resident *= (size_t)sysconf(_SC_PAGESIZE);
+    return resident > in_use ? resident - in_use : 0;
+}
+
 void mem_return_freed(uint64_t now_ns)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static size_t least = SIZE_MAX; /* the least that was free at a call since memory was returned */
+    static size_t least; /* the least that was unused since memory was returned */
     static uint64_t returned_ns;
     if (pthread_mutex_trylock(&lock)) /* several servers of one process */
         return;
-    size_t n_free = mallinfo2().fordblks;
-    least = n_free < least ? n_free : least;
-    if (n_free - least > RETURN_LEAST && now_ns - returned_ns > RETURN_EVERY_NS) {
+    size_t unused = unused_bytes();
+    if (!returned_ns || (unused > least + RETURN_LEAST && now_ns - returned_ns > RETURN_EVERY_NS)) {
         malloc_trim(0);
-        least = n_free;
+        least = unused_bytes();
         returned_ns = now_ns;
     }
+    least = unused < least ? unused : least;
     pthread_mutex_unlock(&lock);
 }

@@ -56,7 +56,8 @@ void bytes_free(struct bytes *b);
 enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t *len_out, struct td_error *error_out);
 
 /*
- * Returns freed memory to the system if much of it was freed since the last time, at most every ten seconds.
+ * Returns freed memory to the system if the process has much more than it uses, compared with the last time,
+ * at most every ten seconds.
  * The allocator keeps the memory of a hundred thousand small objects because some object at its end is in
  * use. Call it once a second from a thread that has nothing urgent to do: it takes the allocator's locks, for
  * some milliseconds after a flood. now_ns: by any clock, always the same one.

@@ -39,6 +39,8 @@ const char *td_status_name(enum td_status status)
         return "refused";
     case TD_ERR_STALE:
         return "stale";
+    case TD_ERR_FORBIDDEN:
+        return "forbidden";
     case TD_ERR_PEER_LOST:
         return "peer_lost";
     case TD_ERR_PROTOCOL:

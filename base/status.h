@@ -25,6 +25,7 @@ enum td_status {
     TD_ERR_UNSUPPORTED = -6, /* well-formed, but this build can't do it */
     TD_ERR_REFUSED = -7,     /* admission said no: try later */
     TD_ERR_STALE = -8,       /* names an old incarnation, generation or lease */
+    TD_ERR_FORBIDDEN = -9,   /* the caller is known, and may not do this */
 
     TD_ERR_PEER_LOST = -20, /* it names an old incarnation, generation or lease */
     TD_ERR_PROTOCOL = -21,  /* the peer sent what the protocol forbids */

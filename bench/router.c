@@ -23,6 +23,7 @@
 #include "base/thread.h"
 #include "bench/bench.h"
 #include "cli/ask.h"
+#include "router/socket.h"
 #include "sched/index.h"
 #include "sched/scheduler.h"
 #include "worker/worker.h"
@@ -184,7 +185,7 @@ static void bench_decisions(const struct bench_options *o, struct bench_rows *ou
 
 struct real {
     pid_t router;
-    char address[128];
+    char address[128], cluster[ROUTER_SOCKET_BYTES];
     struct worker *workers[N_WORKERS];
     pthread_t threads[N_WORKERS];
     struct rpc_client *client;
@@ -211,8 +212,8 @@ static enum td_status start_router(struct real *x, const char *model, struct td_
     snprintf(ready, sizeof(ready), "%d", fds[1]);
     setenv("TANDEM_READY_FD", ready, 1);
     char *argv[] = {
-        path,         "--model", (char *)(uintptr_t)model, "--listen", "127.0.0.1:0", "--log-level", "error",
-        "--stall-ms", "60s",     "--max-message-bytes",    "16M",      NULL};
+        path,         "--model", (char *)(uintptr_t)model, "--listen", "127.0.0.1:0",      "--log-level", "error",
+        "--stall-ms", "60s",     "--max-message-bytes",    "16M",      "--cluster-listen", "auto",        NULL};
     int failed = posix_spawn(&x->router, path, NULL, NULL, argv, environ);
     unsetenv("TANDEM_READY_FD");
     close(fds[1]);
@@ -222,7 +223,8 @@ static enum td_status start_router(struct real *x, const char *model, struct td_
         len += (size_t)got;
     close(fds[0]);
     x->address[strcspn(x->address, "\n")] = 0;
-    return x->address[0] ? TD_OK : td_fail(e, TD_ERR_IO, "%s did not start", path);
+    return x->address[0] ? router_socket(x->address, "cluster", x->cluster, e)
+                         : td_fail(e, TD_ERR_IO, "%s did not start", path);
 }
 
 static void *run_worker(void *w)
@@ -260,7 +262,7 @@ static enum td_status start_workers(struct real *x, struct td_error *e)
                         "--chunk-tokens",
                         "7168",
                         "--routers",
-                        x->address,
+                        x->cluster,
                         "--log-level",
                         "error",
                         NULL};

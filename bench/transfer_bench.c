@@ -36,6 +36,7 @@ struct bench_side {
     struct xfer *x;
     uint8_t *arena;
     uint64_t arena_bytes, incarnation;
+    struct secret *secret;
 };
 
 static enum td_status side_open(struct bench_side *s, const char *name, const char *listen, const char *secret,
@@ -54,6 +55,8 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
     for (uint64_t i = 0; i < s->arena_bytes / 8; i++)
         ((uint64_t *)arena)[i] = random_mix(i + (uint64_t)name[0]);
     s->incarnation = random_u64();
+    if (secret_open(secret, NULL, log, &s->secret, error_out))
+        return TD_ERR_INVALID;
     const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
                                   .listen = listen,
@@ -62,7 +65,7 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
                                                 : is_shm  ? "ucx"
                                                           : s->path,
                                   .incarnation = s->incarnation,
-                                  .secret = secret,
+                                  .secret = s->secret,
                                   .layout = &LAYOUT,
                                   .arena = arena,
                                   .arena_bytes = s->arena_bytes,
@@ -80,6 +83,8 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
 static void side_close(struct bench_side *s)
 {
     xfer_close(s->x);
+    secret_close(s->secret);
+    s->secret = NULL;
     mem_unmap(s->arena, s->arena_bytes);
     s->x = NULL;
     s->arena = NULL;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "admin.pb-c.h"
+#include "cli/admin.h"
 #include "cli/cli.h"
 #include "cli/table.h"
 
@@ -18,13 +19,13 @@ typedef Tandem__Admin__V1__AuditResponse audit_response;
 typedef Tandem__Admin__V1__WorkerAudit worker_audit;
 
 struct audit_options {
-    const char *router;
+    struct admin_at at;
     bool json;
 };
 
 #define AT(member) offsetof(struct audit_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    ADMIN_OPTIONS(struct audit_options),
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -95,15 +96,14 @@ int cli_audit(int argc, char **argv)
     if (!cli_options("audit", "[options]", "Accounts for every KV page and block of the cluster.", TABLE, argc, argv,
                      &o, NULL, NULL, &exit_code))
         return exit_code;
-    const char *router = cli_router(o.router);
-    struct rpc_client *c = cli_connect("audit", router);
+    struct rpc_client *c = admin_connect("audit", &o.at);
     if (!c)
         return 1;
     const Tandem__Admin__V1__AuditRequest request = TANDEM__ADMIN__V1__AUDIT_REQUEST__INIT;
     enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Audit", &request.base,
                                    &tandem__admin__v1__audit_response__descriptor, CALL_MS, &m, &text);
     if (code) {
-        exit_code = cli_rpc_fail("audit", router, code, text.text);
+        exit_code = admin_fail("audit", &o.at, code, text.text);
     } else {
         const audit_response *a = (const audit_response *)m;
         o.json ? print_json(a) : print_table(a);

@@ -9,12 +9,14 @@
 #include <string.h>
 
 #include "admin.pb-c.h"
+#include "cli/admin.h"
 #include "cli/ask.h"
 
 enum { CALL_MS = 10000 };
 
 struct cache_options {
-    const char *router, *tenant, *salt, *request;
+    struct admin_at at;
+    const char *tenant, *salt, *request, *api_key;
     bool chat, json, all;
     int64_t ttl_ms, wait_ms;
 };
@@ -28,7 +30,8 @@ static const struct option TABLE[] = {
     {"chat", OPT_BOOL, AT(chat), "true", NULL, 0, 0, "PROMPT is a user's turn, if the model has a chat template"},
     {"tenant", OPT_STRING, AT(tenant), NULL, "NAME", 0, 0, "tenant of the prompt"},
     {"cache-salt", OPT_STRING, AT(salt), NULL, "TEXT", 0, 0, "cache salt of the prompt's requests"},
-    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    ADMIN_OPTIONS(struct cache_options),
+    CLI_API_KEY_OPTION(AT(api_key)),
     {"wait-ms", OPT_MS, AT(wait_ms), "30000", NULL, 0, 3.6e6, "how long to wait for the cluster to be ready"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints the answer as one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -66,7 +69,8 @@ static int call_for(const struct cache_session *s, const char *path, const Proto
     json_t *value;
     enum rpc_code code = rpc_unary(s->client, path, request, answer, CALL_MS, &m, &e);
     if (code)
-        return cli_rpc_fail("cache", s->router, code, e.text);
+        return s->o->all ? admin_fail("cache", &s->o->at, code, e.text)
+                         : cli_rpc_fail("cache", s->router, code, e.text);
     *r_out = numbers_of(m);
     protobuf_c_message_free_unpacked(m, NULL);
     if (s->o->json)
@@ -118,6 +122,7 @@ static int flush(const struct cache_session *s, Tandem__V1__GenerateRequest *pre
     return call(s, "/tandem.v1.Tandem/Flush", &m.base, &tandem__v1__flush_response__descriptor);
 }
 
+/* Asks as an operator. */
 static int flush_all(const struct cache_session *s)
 {
     const Tandem__Admin__V1__FlushRequest m = TANDEM__ADMIN__V1__FLUSH_REQUEST__INIT;
@@ -166,8 +171,6 @@ static int run_action(const struct cache_session *s, int action)
 {
     struct ask_message *m = NULL;
     struct td_error e = {{0}};
-    if (s->o->all)
-        return flush_all(s);
     /* Only a router that is ready knows whether the model takes chats. */
     if (!s->o->request && !cli_wait_ready("cache", s->client, s->router, s->o->wait_ms))
         return 1;
@@ -206,9 +209,9 @@ int cli_cache(int argc, char **argv)
     } else if (go) {
         s.rest++;
         s.n_rest--;
-        s.router = cli_router(o.router);
-        s.client = cli_connect("cache", s.router);
-        exit_code = s.client ? run_action(&s, action) : 1;
+        s.router = cli_router(o.at.router);
+        s.client = o.all ? admin_connect("cache", &o.at) : cli_connect("cache", s.router, o.api_key);
+        exit_code = !s.client ? 1 : o.all ? flush_all(&s) : run_action(&s, action);
         rpc_client_close(s.client);
     }
     free(words);

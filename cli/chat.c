@@ -10,13 +10,14 @@
 #include "cli/params.h"
 
 struct chat_options {
-    const char *router, *system;
+    const char *router, *system, *api_key;
     struct cli_params params;
 };
 
 #define AT(member) offsetof(struct chat_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    CLI_API_KEY_OPTION(AT(api_key)),
     {"system", OPT_STRING, AT(system), NULL, "TEXT", 0, 0, "system message of the conversation"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
 };
@@ -76,7 +77,7 @@ static bool answer(struct rpc_client *c, const struct chat_options *o, json_t *m
 
 static int converse(const struct chat_options *o)
 {
-    struct rpc_client *c = cli_connect("chat", cli_router(o->router));
+    struct rpc_client *c = cli_connect("chat", cli_router(o->router), o->api_key);
     struct bytes line = {0};
     json_t *messages = json_array();
     bool ok = c != NULL;

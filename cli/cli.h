@@ -32,6 +32,7 @@ int cli_scale(int argc, char **argv);
 int cli_drain(int argc, char **argv);
 int cli_store(int argc, char **argv);
 int cli_cache(int argc, char **argv);
+int cli_key(int argc, char **argv);
 
 /* Parses a subcommand's options. False: the caller returns *exit_out at once (help, or a printed error). */
 bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,
@@ -55,7 +56,12 @@ bool cli_words(const char *command, const char *what, const char **words, int n,
 /* Returns option if it is given, else $TANDEM_ROUTER, else the default port on this machine. */
 #define CLI_DEFAULT_ROUTER "127.0.0.1:7470"
 const char *cli_router(const char *option);
-struct rpc_client *cli_connect(const char *command, const char *target); /* NULL: the reason was printed */
+/* api_key: an option; NULL: $TANDEM_API_KEY, if that is set. Returns NULL if the reason was printed. */
+struct rpc_client *cli_connect(const char *command, const char *target, const char *api_key);
+#define CLI_API_KEY_OPTION(offset)                                                                                     \
+    {                                                                                                                  \
+        "api-key", OPT_SECRET, offset, NULL, "TEXT", 0, 0, "API key; better set in the environment (TANDEM_API_KEY)"   \
+    }
 
 /* Prints why a call to the router failed, and what to try if nothing answers there. Returns 1. */
 int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, const char *text);

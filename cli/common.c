@@ -88,12 +88,17 @@ bool cli_words(const char *command, const char *what, const char **words, int n,
     return n >= least && n <= most;
 }
 
-struct rpc_client *cli_connect(const char *command, const char *target)
+struct rpc_client *cli_connect(const char *command, const char *target, const char *api_key)
 {
     struct rpc_client *c = NULL;
     struct td_error e = {{0}};
-    const struct rpc_client_config config = {
-        .target = target, .max_message_bytes = 64 << 20, .max_queued_bytes = 64 << 20};
+    const char *env = getenv("TANDEM_API_KEY");
+    const struct rpc_client_config config = {.target = target,
+                                             .bearer = api_key       ? api_key
+                                                       : env && *env ? env
+                                                                     : NULL,
+                                             .max_message_bytes = 64 << 20,
+                                             .max_queued_bytes = 64 << 20};
     if (rpc_client_open(&config, &c, &e))
         cli_fail(command, "%s", e.text);
     return c;
@@ -121,7 +126,7 @@ bool cli_wait_ready(const char *command, struct rpc_client *client, const char *
             protobuf_c_message_free_unpacked(m, NULL);
         if (ready)
             return true;
-        if (waited >= wait_ms) {
+        if (code == RPC_UNAUTHENTICATED || waited >= wait_ms) { /* a key does not become right by waiting */
             if (code)
                 cli_rpc_fail(command, router, code, e.text);
             else

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "admin.pb-c.h"
+#include "cli/admin.h"
 #include "cli/cli.h"
 #include "cli/table.h"
 
@@ -23,14 +24,14 @@ typedef Tandem__Admin__V1__Decision decision;
 typedef Tandem__Admin__V1__Candidate candidate;
 
 struct explain_options {
-    const char *router;
+    struct admin_at at;
     int64_t last;
     bool json;
 };
 
 #define AT(member) offsetof(struct explain_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    ADMIN_OPTIONS(struct explain_options),
     {"last", OPT_INT, AT(last), "1", NULL, 1, 256, "number of decisions, newest first"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {NULL, 0, 0, NULL, NULL, 0, 0, NULL},
@@ -142,8 +143,7 @@ int cli_explain(int argc, char **argv)
     free(rest);
     if (!run)
         return exit_code;
-    const char *router = cli_router(o.router);
-    struct rpc_client *c = cli_connect("explain", router);
+    struct rpc_client *c = admin_connect("explain", &o.at);
     if (!c)
         return 1;
     request.request_id = rpc_data(label);
@@ -151,7 +151,7 @@ int cli_explain(int argc, char **argv)
     enum rpc_code code = rpc_unary(c, "/tandem.admin.v1.Admin/Explain", &request.base,
                                    &tandem__admin__v1__explain_response__descriptor, CALL_MS, &m, &text);
     if (code) {
-        exit_code = cli_rpc_fail("explain", router, code, text.text);
+        exit_code = admin_fail("explain", &o.at, code, text.text);
     } else {
         const Tandem__Admin__V1__ExplainResponse *r = (const Tandem__Admin__V1__ExplainResponse *)m;
         exit_code = 0;

@@ -12,7 +12,7 @@
 #include "sched/policy.h"
 
 struct generate_options {
-    const char *router, *model, *plan, *worker_options;
+    const char *router, *api_key, *model, *plan, *worker_options;
     bool jsonl, json, local, chat, logprobs, timing;
     int64_t concurrency, wait_ms;
     struct cli_params params;
@@ -21,6 +21,7 @@ struct generate_options {
 #define AT(member) offsetof(struct generate_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    CLI_API_KEY_OPTION(AT(api_key)),
     {"jsonl", OPT_BOOL, AT(jsonl), NULL, NULL, 0, 0,
      "reads requests from standard input, one JSON object a line; options are defaults of every line"},
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints the whole answer as one JSON object"},
@@ -288,7 +289,7 @@ static int connect_and_run(struct generate_session *s, const char **rest, int n_
     if (opened)
         return opened == TD_ERR_INVALID ? cli_usage("generate", "%s", e.text) : cli_fail("generate", "%s", e.text);
     s->router = local ? local_router(local) : cli_router(s->o->router);
-    s->client = cli_connect("generate", s->router);
+    s->client = cli_connect("generate", s->router, s->o->api_key);
     if (s->client)
         exit_code = run_requests(s, rest, n_rest);
     rpc_client_close(s->client);

@@ -1,11 +1,13 @@
 #include "cli/local.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/random.h"
 #include "base/thread.h"
 #include "router/router.h"
 #include "transfer/xfer.h"
@@ -20,7 +22,7 @@ struct local {
     struct router *router;
     pthread_t threads[N_WORKERS + 1];
     int n_threads;
-    char addresses[256];
+    char addresses[256], secret[40];
 };
 
 /*
@@ -78,6 +80,7 @@ static enum td_status open_workers(struct local *l, const char *const *args, str
             s = check_pools(&c.options, e);
         c.options.name = i ? "decode-0" : "prefill-0";
         c.options.listen = "127.0.0.1:0";
+        c.options.secret = l->secret;
         if (!s)
             s = worker_open(&c, &l->workers[i], e);
         if (s)
@@ -95,12 +98,17 @@ enum td_status local_open(const char *model, const char *const *worker_args, con
     struct local *l = mem_zalloc(sizeof(*l));
     struct router_options options = {0};
     l->hub = wire == LOCAL_LOOPBACK ? xfer_hub_open() : NULL;
+    /* Other users of this host reach the ports. */
+    snprintf(l->secret, sizeof(l->secret), "%016" PRIx64 "%016" PRIx64, random_u64(), random_u64());
     enum td_status s = open_workers(l, worker_args, error_out);
     if (!s) {
-        const char *args[] = {"--model", model, "--workers",   l->addresses, "--listen", "127.0.0.1:0",
-                              "--plan",  plan,  "--log-level", "warn",       NULL};
+        const char *args[] = {"--model",        model,    "--workers", l->addresses,  "--listen",
+                              "127.0.0.1:0",    "--plan", plan,        "--log-level", "warn",
+                              "--admin-listen", "none",   NULL};
         s = parse_args("tandem generate --local", ROUTER_OPTIONS, args, &options, error_out);
     }
+    if (!s)
+        options.secret = l->secret;
     if (!s)
         s = router_open(&options, &l->router, error_out);
     if (s) {

@@ -26,6 +26,7 @@ static const struct {
     {"trace", cli_trace, "inspect, cut, convert and make request traces"},
     {"audit", cli_audit, "account for every page and block; exit code 1 if one is missing"},
     {"cache", cli_cache, "pin, release or flush the cached blocks of a prompt"},
+    {"key", cli_key, "make an API key for a tenant"},
     {"tokenize", cli_tokenize, "turn text into token ids and back"},
     {"store", cli_store, "inspect, check and compact the directory of a store that is not running"},
     {"bench", cli_bench, "measure kernels, engine, transfer, store and more against this machine's limits"},
@@ -44,6 +45,7 @@ static const char *const EXAMPLES[] = {
     "tandem replay TRACE --rate 2 --ttft-ms 1000 --tpot-ms 50 --output a.json",
     "tandem simulate TRACE --prefill 8 --decode 8 --ttft-ms 2000 --tpot-ms 30",
     "tandem trace synth --requests 1000 --output made.jsonl",
+    "tandem key acme --file keys.json",
     "tandem store verify DIR",
 };
 enum { N_EXAMPLES = sizeof(EXAMPLES) / sizeof(EXAMPLES[0]) };

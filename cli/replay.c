@@ -18,6 +18,9 @@ enum { MAX_TRACE_BYTES = 1 << 30 };
 #define AT(member) offsetof(struct replay_options, member)
 static const struct option TABLE[] = {
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    CLI_API_KEY_OPTION(AT(api_key)),
+    {"admin", OPT_ADDRESS, AT(admin), NULL, "ADDR", 0, 0,
+     "admin address of that router; default: $TANDEM_ADMIN, else its admin socket on this host"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "What is sent"},
     {"requests", OPT_INT, AT(requests), "0", NULL, 0, 1e12,
      "number of requests to send, from the first one on; 0: all"},

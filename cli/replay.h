@@ -22,7 +22,7 @@
 enum { REPLAY_MAX_PROCESSES = 64, REPLAY_MAX_WORKERS = 256, REPLAY_MAX_EVENTS = 64 };
 
 struct replay_options {
-    const char *router, *tenant, *run_dir, *at, *html, *output, *label;
+    const char *router, *admin, *api_key, *tenant, *run_dir, *at, *html, *output, *label;
     double ttft_ms, tpot_ms, rate, length_scale, retry_share, poisson;
     int64_t requests, block_tokens, seed, max_output, concurrency, processes, max_lag_ms, warm_ms;
     int64_t find_rounds;

@@ -198,7 +198,9 @@ static void run_command(const struct replay_event *event, const struct replay_op
     const char *router = cli_router(o->router);
     if (fork())
         return;
-    if (drain)
+    if (drain && o->admin)
+        execl("/proc/self/exe", "tandem", "drain", event->target, "--admin", o->admin, (char *)NULL);
+    else if (drain)
         execl("/proc/self/exe", "tandem", "drain", event->target, "--router", router, (char *)NULL);
     else if (o->run_dir)
         execl("/proc/self/exe", "tandem", "scale", event->target, "--run-dir", o->run_dir, (char *)NULL);

@@ -19,6 +19,7 @@
 #include "admin.pb-c.h"
 #include "base/random.h"
 #include "base/thread.h"
+#include "cli/admin.h"
 #include "cli/replay.h"
 
 enum { AHEAD = 256, AHEAD_TOKENS = 8 << 20, STEP_MS = 20, READY_MS = 30000 };
@@ -533,7 +534,7 @@ static void close_sender(struct sender *s, pthread_t maker)
 int replay_send(struct replay *r, uint32_t sender)
 {
     struct sender s = {.r = r};
-    s.client = cli_connect("replay", cli_router(r->o.router));
+    s.client = cli_connect("replay", cli_router(r->o.router), r->o.api_key);
     /* This opens the connection. */
     if (!s.client || !cli_wait_ready("replay", s.client, cli_router(r->o.router), READY_MS))
         return 1;
@@ -574,13 +575,19 @@ static bool ask_model(struct replay *r, struct rpc_client *client)
     return true;
 }
 
-static void ask_workers(struct replay *r, struct rpc_client *client)
+/* Workers' names, if this user may ask for them. */
+static void ask_workers(struct replay *r)
 {
+    const struct admin_at at = {.router = r->o.router, .admin = r->o.admin};
+    char address[ADMIN_ADDRESS_BYTES];
     const Tandem__Admin__V1__StatusRequest request = TANDEM__ADMIN__V1__STATUS_REQUEST__INIT;
     ProtobufCMessage *m = NULL;
     struct td_error e;
-    if (rpc_unary(client, "/tandem.admin.v1.Admin/Status", &request.base,
-                  &tandem__admin__v1__status_response__descriptor, 5000, &m, &e))
+    struct rpc_client *client = admin_address(&at, address, &e) ? NULL : admin_connect("replay", &at);
+    bool is_told = client && !rpc_unary(client, "/tandem.admin.v1.Admin/Status", &request.base,
+                                        &tandem__admin__v1__status_response__descriptor, 5000, &m, &e);
+    rpc_client_close(client);
+    if (!is_told)
         return; /* the placements of answers will name the workers */
     const Tandem__Admin__V1__StatusResponse *status = (const Tandem__Admin__V1__StatusResponse *)m;
     struct replay_board *b = r->board;
@@ -594,10 +601,10 @@ static void ask_workers(struct replay *r, struct rpc_client *client)
 
 int replay_probe(struct replay *r)
 {
-    struct rpc_client *client = cli_connect("replay", cli_router(r->o.router));
+    struct rpc_client *client = cli_connect("replay", cli_router(r->o.router), r->o.api_key);
     bool ok = client && cli_wait_ready("replay", client, cli_router(r->o.router), READY_MS) && ask_model(r, client);
     if (ok)
-        ask_workers(r, client);
+        ask_workers(r);
     rpc_client_close(client);
     return ok ? 0 : 1;
 }

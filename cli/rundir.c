@@ -12,13 +12,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/private_dir.h"
 #include "base/random.h"
 
 enum { LOCK_TRIES = 5 };
 
 enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out)
 {
-    const char *base = getenv("XDG_RUNTIME_DIR");
     struct rundir r = {.lock_fd = -1};
     char cwd[PATH_MAX] = "";
     int n;
@@ -28,10 +28,8 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
         n = getcwd(cwd, sizeof(cwd)) ? snprintf(r.path, sizeof(r.path), "%s/%s", cwd, option) : -1;
     else if (option)
         n = snprintf(r.path, sizeof(r.path), "%s", option);
-    else if (base && *base)
-        n = snprintf(r.path, sizeof(r.path), "%s/tandem", base);
     else
-        n = snprintf(r.path, sizeof(r.path), "/tmp/tandem-%u", (unsigned)geteuid());
+        n = private_dir_default(r.path, sizeof(r.path)) ? (int)strlen(r.path) : -1;
     if (n < 0 || n >= (int)sizeof(r.path))
         return td_fail(error_out, TD_ERR_INVALID, "--run-dir: the path is too long");
     while (n > 1 && r.path[n - 1] == '/')
@@ -43,26 +41,6 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
 void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX])
 {
     snprintf(out, PATH_MAX, "%s/%s", r->path, name);
-}
-
-/* Makes a directory and its parents. Fails if another user owns the directory. */
-static enum td_status make_dir(const char *path, struct td_error *e)
-{
-    char part[PATH_MAX];
-    struct stat st;
-    snprintf(part, sizeof(part), "%s", path);
-    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(part, 0777);
-        *slash = '/';
-    }
-    if (mkdir(path, 0700) && errno != EEXIST)
-        return td_fail(e, TD_ERR_IO, "%s: can't be made: %s", path, strerror(errno));
-    if (lstat(path, &st) || !S_ISDIR(st.st_mode))
-        return td_fail(e, TD_ERR_IO, "%s: is no directory", path);
-    if (st.st_uid != geteuid())
-        return td_fail(e, TD_ERR_IO, "%s: belongs to another user", path);
-    return TD_OK;
 }
 
 /* Whether faults/ may hold a file of this name: ROLE-N, or ROLE-N.new of a write that was cut off. */
@@ -98,7 +76,8 @@ enum td_status rundir_reset_faults(const struct rundir *r, bool wanted, struct t
     bool is_removed = remove_faults(path);
     if (!wanted)
         return TD_OK; /* what is left in a directory of this name is not ours */
-    return is_removed ? make_dir(path, e) : td_fail(e, TD_ERR_IO, "%s: can't be removed: %s", path, strerror(errno));
+    return is_removed ? private_dir_make(path, e)
+                      : td_fail(e, TD_ERR_IO, "%s: can't be removed: %s", path, strerror(errno));
 }
 
 static bool leads_to(const char *path, int fd)
@@ -111,9 +90,9 @@ enum td_status rundir_take(struct rundir *r, struct td_error *e)
 {
     char path[PATH_MAX];
     rundir_path(r, "logs", path);
-    enum td_status s = make_dir(r->path, e);
+    enum td_status s = private_dir_make(r->path, e);
     if (!s)
-        s = make_dir(path, e);
+        s = private_dir_make(path, e);
     if (s)
         return s;
     rundir_path(r, "up.pid", path);

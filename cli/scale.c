@@ -13,6 +13,7 @@
 
 #include "admin.pb-c.h"
 #include "cli/child.h"
+#include "cli/admin.h"
 #include "cli/cli.h"
 #include "cli/rundir.h"
 
@@ -167,14 +168,14 @@ int cli_scale(int argc, char **argv)
 /* ------------------------------------------------------------------- drain */
 
 struct drain_options {
-    const char *router;
+    struct admin_at at;
     int64_t limit_ms;
     bool wait;
 };
 
 #define AT(member) offsetof(struct drain_options, member)
 static const struct option DRAIN_TABLE[] = {
-    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    ADMIN_OPTIONS(struct drain_options),
     {"limit", OPT_MS, AT(limit_ms), "30s", NULL, 1, 3.6e6,
      "requests that still run after this time are planned anew elsewhere"},
     {"wait", OPT_BOOL, AT(wait), "true", NULL, 0, 0, "waits until the worker has ended"},
@@ -232,8 +233,7 @@ int cli_drain(int argc, char **argv)
     free(rest);
     if (!name)
         return exit_code;
-    const char *router = cli_router(o.router);
-    struct rpc_client *c = cli_connect("drain", router);
+    struct rpc_client *c = admin_connect("drain", &o.at);
     if (!c)
         return 1;
     request.name = rpc_data(name);
@@ -242,7 +242,7 @@ int cli_drain(int argc, char **argv)
                                    &tandem__admin__v1__drain_response__descriptor, CALL_MS, &m, &text);
     if (m)
         protobuf_c_message_free_unpacked(m, NULL);
-    exit_code = code ? cli_rpc_fail("drain", router, code, text.text) : o.wait ? wait_gone(c, name, o.limit_ms) : 0;
+    exit_code = code ? admin_fail("drain", &o.at, code, text.text) : o.wait ? wait_gone(c, name, o.limit_ms) : 0;
     rpc_client_close(c);
     return exit_code;
 }

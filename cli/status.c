@@ -22,6 +22,7 @@
 
 #include "admin.pb-c.h"
 #include "base/clock.h"
+#include "cli/admin.h"
 #include "cli/cli.h"
 #include "cli/table.h"
 #include "grpc_health.pb-c.h"
@@ -32,14 +33,14 @@ typedef Tandem__Admin__V1__StatusResponse status_response;
 typedef Tandem__Admin__V1__WorkerStatus worker_status;
 
 struct status_options {
-    const char *router;
+    struct admin_at at;
     double wait_s;
     bool json;
 };
 
 #define AT(member) offsetof(struct status_options, member)
 static const struct option TABLE[] = {
-    {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    ADMIN_OPTIONS(struct status_options),
     {"json", OPT_BOOL, AT(json), NULL, NULL, 0, 0, "prints one JSON object"},
     {"wait", OPT_DOUBLE, AT(wait_s), "0", "SECONDS", 0, 86400,
      "waits until every worker is ready; exit code 1 if they are not in time"},
@@ -245,8 +246,7 @@ int cli_status(int argc, char **argv)
     if (!cli_options("status", "[options]", "Prints workers, their pages, moved bytes, and the router's counters.",
                      TABLE, argc, argv, &o, NULL, NULL, &exit_code))
         return exit_code;
-    const char *router = cli_router(o.router);
-    struct rpc_client *c = cli_connect("status", router);
+    struct rpc_client *c = admin_connect("status", &o.at);
     if (!c)
         return 1;
     enum rpc_code code = RPC_OK;
@@ -255,9 +255,9 @@ int cli_status(int argc, char **argv)
     if (s)
         o.json ? print_json(s) : print_table(s);
     if (!s)
-        exit_code = cli_rpc_fail("status", router, code, e.text);
+        exit_code = admin_fail("status", &o.at, code, e.text);
     else if (wait && !ready)
-        exit_code = cli_fail("status", "%s: not ready after %g s: %s", router, o.wait_s, e.text);
+        exit_code = cli_fail("status", "%s: not ready after %g s: %s", cli_router(o.at.router), o.wait_s, e.text);
     if (s)
         tandem__admin__v1__status_response__free_unpacked(s, NULL);
     rpc_client_close(c);

@@ -20,7 +20,7 @@
 #include "model/tokenizer.h"
 
 struct tokenize_options {
-    const char *tokenizer, *router, *chat_template;
+    const char *tokenizer, *router, *api_key, *chat_template;
     bool jsonl, json, special;
 };
 
@@ -29,6 +29,7 @@ static const struct option TABLE[] = {
     {"tokenizer", OPT_STRING, AT(tokenizer), NULL, "DIR", 0, 0,
      "directory with tokenizer.json; default: ask the router"},
     {"router", OPT_ADDRESS, AT(router), NULL, "HOST:PORT", 0, 0, "default: $TANDEM_ROUTER, else " CLI_DEFAULT_ROUTER},
+    CLI_API_KEY_OPTION(AT(api_key)),
     {"chat-template", OPT_STRING, AT(chat_template), NULL, "FILE", 0, 0,
      "with --tokenizer: template instead of the model's own; none: no template"},
     {"add-special-tokens", OPT_BOOL, AT(special), "true", NULL, 0, 0,
@@ -216,7 +217,7 @@ static int print_ids(const uint32_t *ids, size_t n, bool json)
 
 static int by_router(const struct tokenize_options *o, const char *text)
 {
-    struct rpc_client *c = cli_connect("tokenize", cli_router(o->router));
+    struct rpc_client *c = cli_connect("tokenize", cli_router(o->router), o->api_key);
     struct td_error e = {{0}};
     ProtobufCMessage *m = NULL;
     Tandem__V1__TokenizeRequest request = TANDEM__V1__TOKENIZE_REQUEST__INIT;

@@ -26,6 +26,7 @@
 #include "cli/supervise.h"
 #include "cli/up_memory.h"
 #include "proto/wire/block_header.h"
+#include "router/socket.h"
 #include "transfer/netaddr.h"
 #include "worker/geometry.h"
 #include "sched/policy.h"
@@ -206,6 +207,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
+    if (c->role == CHILD_ROUTER)
+        args_add(&c->args, "--cluster-listen=auto"); /* for processes that tandem scale adds */
     if (c->role == CHILD_STORE)
         args_add(&c->args, number ? "--dir=%s-%u" : "--dir=%s", u->options.store_dir, number);
     if (u->options.no_packed_cache && WORKERS >> c->role & 1)
@@ -232,9 +235,13 @@ static enum td_status make_child(void *user, enum child_role role, uint32_t numb
                                  struct child *out, struct td_error *e)
 {
     const struct up *u = user;
+    char socket[ROUTER_SOCKET_BYTES];
     out->role = role;
     enum td_status s = fill_child(u, out, number, role == CHILD_STORE ? 0 : 1, e);
-    args_add(&out->args, "--routers=%s", router);
+    if (!s)
+        s = router_socket(router, "cluster", socket, e);
+    if (!s)
+        args_add(&out->args, "--routers=%s", socket);
     return s ? s : up_memory_add(out, u->default_pool_bytes, e);
 }
 

@@ -47,7 +47,7 @@ const struct option KVSTORE_OPTIONS[] = {
      "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx (shared memory), or a UCX_TLS list"},
     {"trusted-network", OPT_BOOL, AT(is_trusted_network), NULL, NULL, 0, 0,
      "allows RDMA and UCX's tcp in --transports: whoever reaches them can write into this process's memory"},
-    {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    SECRET_OPTIONS(struct kvstore_options),
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0,
      "address of Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
@@ -409,7 +409,7 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
                                   .transports = o->transports,
                                   .is_trusted_network = o->is_trusted_network,
                                   .incarnation = s->incarnation,
-                                  .secret = o->secret,
+                                  .secret = s->secret,
                                   .layout = &s->geometry.layout,
                                   .arena = s->arena,
                                   .arena_bytes = s->arena_bytes,
@@ -426,14 +426,14 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
     if (!status && o->metrics_listen)
         status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
     const struct link_server_config l = {
-        .listen = o->listen, .secret = o->secret, .log = &s->log, .deliver = on_link_mail, .hello = hello, .user = s};
+        .listen = o->listen, .secret = s->secret, .log = &s->log, .deliver = on_link_mail, .hello = hello, .user = s};
     if (!status)
         status = link_server_open(&l, &s->links, e);
     if (!status)
         reach_rpc(&s->reach, link_server_address(s->links), s->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
                                        .address = s->rpc_address,
-                                       .secret = o->secret,
+                                       .secret = s->secret,
                                        .incarnation = s->incarnation,
                                        .log = &s->log};
     return status ? status : registrar_open(&r, &s->registrar, e);
@@ -472,7 +472,13 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     enum td_status status = faults_open(s->options.faults, &s->log, &s->faults, error_out);
     faults_export(s->faults, s->metrics);
     if (!status)
+        status = secret_open(s->options.secret, s->options.secret_file, &s->log, &s->secret, error_out);
+    if (!status)
         status = reach_listen(&s->reach, s->xfer_listen, error_out);
+    if (!status)
+        status = reach_guard("--listen", s->options.listen, s->secret, s->options.is_insecure, error_out);
+    if (!status)
+        status = reach_guard("--xfer-listen", s->xfer_listen, s->secret, s->options.is_insecure, error_out);
     if (!status)
         status = open_tiers(s, error_out);
     if (!status)
@@ -519,6 +525,7 @@ void kvstore_close(struct kvstore *s)
     if (s->arena_fd)
         close(s->arena_fd);
     event_queue_free(&s->events);
+    secret_close(s->secret);
     free(s);
 }
 

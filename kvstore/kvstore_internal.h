@@ -123,6 +123,7 @@ struct kvstore {
     struct clock clock;
     struct absence absence; /* absences of the main thread */
     struct log log;
+    struct secret *secret; /* NULL: none */
     uint64_t incarnation;
     struct geometry geometry;
     enum block_codec codec; /* of the SSD tier */

@@ -22,7 +22,8 @@
  * room than there is, and is still worth the rewriting.
  *
  * The goal is a sixteenth below the limit. Between the two the writer goes on while room is collected; at the
- * limit it waits.
+ * limit it waits. Little garbage is a sixteenth of the limit, or a sixty-fourth when nothing fits: more work
+ * is worth doing before the owner has to evict a block.
  *
  * Rejected: compactions of key ranges (keys are hashes: each file has values of every range, so no file dies
  * before the last range is compacted, and each flush makes a file that overlaps all of them); moving a fixed
@@ -330,7 +331,8 @@ static bool go_on(struct ssd *s, uint64_t need)
         return true; /* copies lie beside their originals: look again later */
     }
     atomic_fetch_add(&s->reclaims, 1);
-    if (!s->broken && !is_enough && r->files_left && garbage_bytes(s) >= ssd_limit_bytes(s) / SLACK) {
+    uint64_t least = ssd_limit_bytes(s) / (is_full ? 4 * SLACK : SLACK);
+    if (!s->broken && !is_enough && r->files_left && garbage_bytes(s) >= least) {
         start_moving(s);
         return true;
     }

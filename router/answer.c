@@ -83,6 +83,8 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
         s = send(q, &m, last);
     if (s != TD_ERR_NO_SPACE && !(s == TD_ERR_INVALID && count > 1)) {
         q->n_told += count;
+        if (q->p.key)
+            keys_charge_output(q->router->keys, q->p.key, count);
         q->shown = upto;
     }
     free(events);

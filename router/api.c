@@ -1,17 +1,15 @@
 /*
- * The client API and the admin API. Methods run on rpc threads: they check sizes and hand over, and never
+ * The client API. Methods run on rpc threads: they check sizes and hand over, and never
  * wait or take long.
  *
  * Chats are rendered and texts tokenized or detokenized on the text threads. The two rpc threads complete
  * sends: if they tokenized, 40 prompts of 3.9 MB would delay every client's tokens for seconds.
  */
-#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "router/router_internal.h"
-#include "worker/link.h"
 
 /* Logs a Generate that ends before it is a request, under its client's id; other methods have none. */
 static void log_refused(const struct router *r, const ProtobufCMessage *message, enum rpc_code code, const char *text)
@@ -30,12 +28,12 @@ static void refuse_call(struct router *r, struct rpc_call *call, enum td_status 
     rpc_call_finish(call, rpc_code_of_status(s), e->text, 0);
 }
 
-static void on_open(struct rpc_call *call, void *router)
+void api_on_open(struct rpc_call *call, void *router)
 {
     rpc_call_set_user(call, router);
 }
 
-static void on_plain_end(struct rpc_call *call, enum rpc_code code, const char *text)
+void api_on_end(struct rpc_call *call, enum rpc_code code, const char *text)
 {
     (void)call, (void)code, (void)text;
 }
@@ -45,7 +43,7 @@ static void on_plain_end(struct rpc_call *call, enum rpc_code code, const char *
  * together may wait, or the call is refused. A note counts until it is handled, even if its call has ended,
  * so clients that open calls and leave at once can't fill memory.
  */
-static void tell_owner(struct router *r, struct note *note, struct rpc_call *call, uint64_t bytes)
+void api_tell_owner(struct router *r, struct note *note, struct rpc_call *call, uint64_t bytes)
 {
     note->bytes = bytes + sizeof(*note);
     uint64_t n = atomic_fetch_add(&r->n_notes, 1), all = atomic_fetch_add(&r->note_bytes, note->bytes);
@@ -66,6 +64,53 @@ static void tell_owner(struct router *r, struct note *note, struct rpc_call *cal
         params_free(note->params);
     free(note->params);
     free(note);
+}
+
+/* ---------------------------------------------------------------- API keys */
+
+static const char NO_KEY[] = "authorization: no API key, or none that is known; it is sent as 'Bearer KEY'";
+
+/* False: the call was refused, because it has no key and needs one. */
+static bool admit(struct router *r, struct rpc_call *call)
+{
+    if (!r->keys || keys_find(r->keys, rpc_call_header(call, "authorization")))
+        return true;
+    metrics_inc(r->counters, ROUTER_KEYLESS, 1);
+    rpc_call_finish(call, RPC_UNAUTHENTICATED, NO_KEY, 0);
+    return false;
+}
+
+/* The tenant is the key's, whatever the request says of it. */
+static enum td_status take_key(struct router *r, struct rpc_call *call, struct params *p, struct td_error *e)
+{
+    struct key_terms terms;
+    char lora[ASK_MAX_LABEL_BYTES + 1];
+    if (!r->keys)
+        return TD_OK;
+    p->key = keys_find(r->keys, rpc_call_header(call, "authorization"));
+    if (!p->key)
+        return td_fail(e, TD_ERR_AUTH, "%s", NO_KEY);
+    keys_terms(r->keys, p->key, &terms);
+    size_t n = strlen(terms.tenant);
+    if (p->tenant.len && (p->tenant.len != n || memcmp(p->tenant.data, terms.tenant, n) != 0))
+        return td_fail(e, TD_ERR_FORBIDDEN, "tenant: leave it empty; the key is another tenant's");
+    bytes_clear(&p->tenant);
+    bytes_append(&p->tenant, terms.tenant, n);
+    snprintf(lora, sizeof(lora), "%.*s", (int)p->lora.len, p->lora.len ? p->lora.data : "");
+    return keys_allow(r->keys, p->key, r->model_name, lora, e);
+}
+
+/* params_parse(), and whose request it is. *out is to be freed only if this succeeds. */
+static enum td_status parse_of(struct router *r, struct rpc_call *call, const Tandem__V1__GenerateRequest *m,
+                               int64_t remaining_ms, struct params *out, struct td_error *e)
+{
+    enum td_status s = params_parse(r, m, remaining_ms, out, e);
+    if (s)
+        return s;
+    s = take_key(r, call, out, e);
+    if (s)
+        params_free(out);
+    return s;
 }
 
 /* --------------------------------------------------------------- long work */
@@ -129,7 +174,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
     struct params p;
-    enum td_status s = params_parse(r, (const Tandem__V1__GenerateRequest *)base, at->remaining_ms, &p, &e);
+    enum td_status s = parse_of(r, call, (const Tandem__V1__GenerateRequest *)base, at->remaining_ms, &p, &e);
     if (s) {
         log_refused(r, base, rpc_code_of_status(s), e.text);
         refuse_call(r, call, s, &e);
@@ -147,13 +192,15 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
               log_word(p.tenant.data, p.tenant.len, tenant), p.n_ids);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
-    tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);
+    api_tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);
 }
 
 static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
+    if (!admit(r, call))
+        return;
     if (atomic_load(&r->stopping)) {
         log_refused(r, base, RPC_UNAVAILABLE, "router is draining");
         rpc_call_finish(call, RPC_UNAVAILABLE, "router is draining", 1000);
@@ -224,6 +271,8 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
     struct td_error e = {{0}};
+    if (!admit(r, call))
+        return;
     enum td_status s = params_model(r, m->model, &e);
     if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
         s = params_chat_fits(r, m->chat, &e);
@@ -263,6 +312,8 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
     struct td_error e = {{0}};
+    if (!admit(r, call))
+        return;
     enum td_status s = params_model(r, m->model, &e);
     if (!s && m->n_ids > params_context(r))
         s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
@@ -278,6 +329,8 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 {
     (void)base;
     struct router *r = rpc_call_user(call);
+    if (!admit(r, call))
+        return;
     Tandem__V1__ListModelsResponse answer = TANDEM__V1__LIST_MODELS_RESPONSE__INIT;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list[] = {&info};
     char hex[33] = "", numerics[32];
@@ -324,7 +377,7 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     else if (ttl_ms > MAX_PIN_MS)
         s = td_fail(&e, TD_ERR_INVALID, "ttl_ms: %u is more than a day, %u", ttl_ms, MAX_PIN_MS);
     if (!s)
-        s = params_parse(r, prefix, at->remaining_ms, &p, &e);
+        s = parse_of(r, call, prefix, at->remaining_ms, &p, &e);
     if (s) {
         refuse_call(r, call, s, &e);
         return;
@@ -333,7 +386,7 @@ static void ask_about_prefix(struct rpc_call *call, const Tandem__V1__GenerateRe
     note->params = mem_dup(&p, sizeof(p));
     note->number = ttl_ms;
     note->call = rpc_call_ref(call);
-    tell_owner(r, note, call, p.n_ids * sizeof(*p.ids));
+    api_tell_owner(r, note, call, p.n_ids * sizeof(*p.ids));
 }
 
 static void pin(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
@@ -352,6 +405,8 @@ static void prefix_later(struct rpc_call *call, const ProtobufCMessage *base, co
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
+    if (!admit(r, call))
+        return;
     enum td_status s = prefix ? params_fits(r, prefix, &e) : TD_OK;
     if (s)
         refuse_call(r, call, s, &e);
@@ -369,85 +424,6 @@ static void on_flush(struct rpc_call *call, const ProtobufCMessage *base)
     prefix_later(call, base, ((const Tandem__V1__FlushRequest *)base)->prefix, flush);
 }
 
-/* ----------------------------------------------------------------- Status */
-
-static void ask_owner(struct rpc_call *call, enum note_kind kind)
-{
-    struct router *r = rpc_call_user(call);
-    struct note *note = note_new(kind);
-    note->call = rpc_call_ref(call);
-    tell_owner(r, note, call, 0);
-}
-
-static void on_status(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    (void)base;
-    ask_owner(call, NOTE_STATUS);
-}
-
-static void on_flush_all(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    (void)base;
-    ask_owner(call, NOTE_FLUSH_ALL);
-}
-
-static void on_audit(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    (void)base;
-    ask_owner(call, NOTE_AUDIT);
-}
-
-static void on_register(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    struct router *r = rpc_call_user(call);
-    const Tandem__Admin__V1__JoinRequest *m = (const Tandem__Admin__V1__JoinRequest *)base;
-    uint8_t proof[LINK_PROOF_BYTES];
-    link_proof(r->options.secret, m->incarnation, proof);
-    if (m->secret_proof.len != sizeof(proof) || CRYPTO_memcmp(m->secret_proof.data, proof, sizeof(proof))) {
-        rpc_call_finish(call, RPC_PERMISSION_DENIED, "secret_proof: not of this cluster", 0);
-        return;
-    }
-    if (!m->address.len || m->address.len >= 128 || !memchr(m->address.data, ':', m->address.len)) {
-        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "address: not HOST:PORT or unix:PATH", 0);
-        return;
-    }
-    struct note *note = note_new(NOTE_REGISTER);
-    memcpy(note->text, m->address.data, m->address.len);
-    note->call = rpc_call_ref(call);
-    tell_owner(r, note, call, 0);
-}
-
-static void on_drain(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    struct router *r = rpc_call_user(call);
-    const Tandem__Admin__V1__DrainRequest *m = (const Tandem__Admin__V1__DrainRequest *)base;
-    if (!m->name.len || m->name.len >= sizeof(r->peers[0]->name)) {
-        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "name: of a worker", 0);
-        return;
-    }
-    struct note *note = note_new(NOTE_DRAIN);
-    memcpy(note->text, m->name.data, m->name.len);
-    note->number = m->limit_ms;
-    note->call = rpc_call_ref(call);
-    tell_owner(r, note, call, 0);
-}
-
-static void on_explain(struct rpc_call *call, const ProtobufCMessage *base)
-{
-    struct router *r = rpc_call_user(call);
-    const Tandem__Admin__V1__ExplainRequest *m = (const Tandem__Admin__V1__ExplainRequest *)base;
-    if (m->request_id.len > ASK_MAX_LABEL_BYTES) {
-        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "request_id: too long", 0);
-        return;
-    }
-    struct note *note = note_new(NOTE_EXPLAIN);
-    if (m->request_id.len)
-        memcpy(note->text, m->request_id.data, m->request_id.len);
-    note->number = m->last;
-    note->call = rpc_call_ref(call);
-    tell_owner(r, note, call, 0);
-}
-
 void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
                           const struct td_error *e)
 {
@@ -457,149 +433,32 @@ void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer,
     rpc_call_unref(call);
 }
 
-static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w, Tandem__Admin__V1__Pages *pages,
-                        char state[300])
-{
-    static const char *const STATES[] = {"connecting", "ready", "lost", "refused"}, *const ROLES[] = {
-                                                                                        "prefill", "decode", "store"};
-    snprintf(state, 300, "%s%s%s",
-             p->draining && p->state == PEER_READY  ? "draining"
-             : p->stalled && p->state == PEER_READY ? "stalled"
-                                                    : STATES[p->state],
-             p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
-    w->name = rpc_data(p->name);
-    w->role = rpc_data(ROLES[p->role]);
-    w->pid = p->pid;
-    w->state = rpc_data(state);
-    w->address = rpc_data(p->address);
-    w->transport = rpc_data(p->transport);
-    pages->free = p->load.free_pages;
-    pages->cached = p->load.cached_pages;
-    pages->held = p->load.held_pages;
-    pages->leased = p->load.leased_pages;
-    pages->quarantined = p->load.quarantined_pages;
-    pages->total = p->load.total_pages;
-    w->pages = pages;
-    w->kv_bytes_in = p->load.kv_bytes_in;
-    w->kv_bytes_out = p->load.kv_bytes_out;
-    w->running = p->load.running;
-    w->waiting = p->load.waiting;
-    w->weight_bytes = p->weight_bytes;
-    w->incarnation = p->incarnation;
-    w->store_blocks_dram = p->load.store_blocks_dram;
-    w->store_blocks_ssd = p->load.store_blocks_ssd;
-    w->store_bytes_ssd = p->load.store_bytes_ssd;
-    w->breaker = rpc_data(breaker_name(p->breaker.state));
-}
-
-/* Owner thread. */
-void router_answer_status(struct router *r, struct rpc_call *call)
-{
-    Tandem__Admin__V1__StatusResponse answer = TANDEM__ADMIN__V1__STATUS_RESPONSE__INIT;
-    Tandem__Admin__V1__WorkerStatus *workers = mem_array(r->n_peers, sizeof(*workers)),
-                                    **list = mem_array(r->n_peers, sizeof(*list));
-    Tandem__Admin__V1__Pages *pages = mem_array(r->n_peers, sizeof(*pages));
-    char(*states)[300] = mem_array(r->n_peers, sizeof(*states)), hex[33] = "";
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_peers; i++) {
-        if (r->peers[i]->state == PEER_GONE || r->peers[i]->drained) /* it exited in order */
-            continue;
-        tandem__admin__v1__worker_status__init(&workers[n]);
-        tandem__admin__v1__pages__init(&pages[n]);
-        fill_worker(r->peers[i], &workers[n], &pages[n], states[n]);
-        workers[n].unreached = mem_array(r->n_peers, sizeof(*workers[n].unreached));
-        workers[n].n_unreached = pairs_unreached(r->peers[i], workers[n].unreached);
-        list[n] = &workers[n];
-        n++;
-    }
-    if (r->known)
-        block_key_hex(&r->fingerprint, hex);
-    answer.model = rpc_data(r->model_name);
-    answer.fingerprint = rpc_data(hex);
-    answer.n_workers = n;
-    answer.workers = list;
-    answer.queued = r->n_queued;
-    answer.running = r->n_running;
-    answer.accepted = metrics_get(r->counters, ROUTER_ACCEPTED);
-    answer.refused = metrics_get(r->counters, ROUTER_REFUSED);
-    answer.failed = metrics_get(r->counters, ROUTER_FAILED);
-    answer.finished = metrics_get(r->counters, ROUTER_FINISHED);
-    answer.placed_split = metrics_get(r->counters, ROUTER_SPLIT);
-    answer.placed_aggregated = metrics_get(r->counters, ROUTER_AGGREGATED);
-    answer.placed_kept = metrics_get(r->counters, ROUTER_KEPT);
-    answer.index_blocks = index_blocks(r->index);
-    answer.ready = r->ready;
-    answer.replan_budget = (uint64_t)retry_budget_left(&r->budget, clock_now(&r->clock));
-    for (int i = 0; i < REPLAN_REASONS; i++)
-        answer.replans += metrics_get(r->replans[i], 0);
-    rpc_call_send(call, &answer.base);
-    rpc_call_finish(call, RPC_OK, "", 0);
-    for (uint32_t i = 0; i < n; i++)
-        free(workers[i].unreached);
-    free(workers);
-    free(list);
-    free(pages);
-    free(states);
-}
-
 const struct rpc_method ROUTER_METHODS[] = {
     {"/tandem.v1.Tandem/Generate",
      &tandem__v1__generate_request__descriptor,
      {on_generate, NULL, on_generate_end},
-     on_open,
+     api_on_open,
      true},
     {"/tandem.v1.Tandem/Tokenize",
      &tandem__v1__tokenize_request__descriptor,
-     {on_tokenize, NULL, on_plain_end},
-     on_open,
+     {on_tokenize, NULL, api_on_end},
+     api_on_open,
      true},
     {"/tandem.v1.Tandem/Detokenize",
      &tandem__v1__detokenize_request__descriptor,
-     {on_detokenize, NULL, on_plain_end},
-     on_open,
+     {on_detokenize, NULL, api_on_end},
+     api_on_open,
      true},
     {"/tandem.v1.Tandem/ListModels",
      &tandem__v1__list_models_request__descriptor,
-     {on_list_models, NULL, on_plain_end},
-     on_open,
+     {on_list_models, NULL, api_on_end},
+     api_on_open,
      true},
-    {"/tandem.v1.Tandem/Pin", &tandem__v1__pin_request__descriptor, {on_pin, NULL, on_plain_end}, on_open, true},
-    {"/tandem.v1.Tandem/Flush", &tandem__v1__flush_request__descriptor, {on_flush, NULL, on_plain_end}, on_open, true},
-    {"/tandem.admin.v1.Admin/Flush",
-     &tandem__admin__v1__flush_request__descriptor,
-     {on_flush_all, NULL, on_plain_end},
-     on_open,
-     true,
-     true},
-    {"/tandem.admin.v1.Admin/Status",
-     &tandem__admin__v1__status_request__descriptor,
-     {on_status, NULL, on_plain_end},
-     on_open,
-     true,
-     true},
-    {"/tandem.admin.v1.Admin/Explain",
-     &tandem__admin__v1__explain_request__descriptor,
-     {on_explain, NULL, on_plain_end},
-     on_open,
-     true,
-     true},
-    {"/tandem.admin.v1.Admin/Join",
-     &tandem__admin__v1__join_request__descriptor,
-     {on_register, NULL, on_plain_end},
-     on_open,
-     true,
-     true},
-    {"/tandem.admin.v1.Admin/Drain",
-     &tandem__admin__v1__drain_request__descriptor,
-     {on_drain, NULL, on_plain_end},
-     on_open,
-     true,
-     true},
-    {"/tandem.admin.v1.Admin/Audit",
-     &tandem__admin__v1__audit_request__descriptor,
-     {on_audit, NULL, on_plain_end},
-     on_open,
-     true,
+    {"/tandem.v1.Tandem/Pin", &tandem__v1__pin_request__descriptor, {on_pin, NULL, api_on_end}, api_on_open, true},
+    {"/tandem.v1.Tandem/Flush",
+     &tandem__v1__flush_request__descriptor,
+     {on_flush, NULL, api_on_end},
+     api_on_open,
      true},
 };
 const uint32_t N_ROUTER_METHODS = sizeof(ROUTER_METHODS) / sizeof(ROUTER_METHODS[0]);

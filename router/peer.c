@@ -119,13 +119,14 @@ static void connect_peer(struct peer *p)
         p->retry_ns = router_patience(r) + RETRY_MS * NS_PER_MS;
         return;
     }
-    uint8_t proof[LINK_PROOF_BYTES];
     Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
-    link_proof(r->options.secret, r->incarnation, proof);
+    p->is_proved = false;
+    p->said.incarnation = r->incarnation;
+    secret_nonce(p->said.router);
     hello.protocol = LINK_PROTOCOL_VERSION;
     hello.incarnation = r->incarnation;
-    hello.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    hello.nonce = (ProtobufCBinaryData){sizeof(p->said.router), p->said.router};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
     m.hello = &hello;
     peer_send(p, &m);
@@ -588,6 +589,34 @@ static void refuse(struct peer *p, const char *why)
         rpc_call_close_send(p->call);
 }
 
+/* It comes back every RETRY_REFUSED_MS with what it had: only a new reason is logged. */
+static void refuse_peer(struct peer *p, const char *why)
+{
+    if (strcmp(p->why, why))
+        log_error(&p->router->log, "worker refused peer=%s why='%s'", p->name, why);
+    refuse(p, why);
+}
+
+/* The worker proves the secret first, so that the proof of this side goes to nobody else. */
+static void on_challenge(struct peer *p, const Tandem__Worker__V1__Challenge *challenge)
+{
+    struct router *r = p->router;
+    uint8_t proof[SECRET_MAC_BYTES];
+    if (!proof_nonce_read(challenge->nonce, p->said.worker) ||
+        !proof_verify(r->secret, ATTACH_WORKER, &p->said, challenge->proof)) {
+        refuse_peer(p, "challenge: not by this cluster's secret");
+        return;
+    }
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Proof answer = TANDEM__WORKER__V1__PROOF__INIT;
+    proof_sign(r->secret, ATTACH_ROUTER, &p->said, proof);
+    answer.proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
+    m.proof = &answer;
+    p->is_proved = true;
+    peer_send(p, &m);
+}
+
 static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
 {
     struct router *r = p->router;
@@ -601,9 +630,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
     if (check_name(is_named, h, &e) || check_hello(p, h, &layout, &e) ||
         (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
-        if (strcmp(p->why, e.text)) /* it comes back every RETRY_REFUSED_MS with what it had */
-            log_error(&r->log, "worker refused peer=%s why='%s'", p->name, e.text);
-        refuse(p, e.text);
+        refuse_peer(p, e.text);
         return;
     }
     copy_text(p->xfer_address, sizeof(p->xfer_address), h->xfer_address);
@@ -823,6 +850,7 @@ static void on_backlog(struct peer *p, const Tandem__Worker__V1__Backlog *m)
                                         .n_routers = m->routers,
                                         .queued_ms = bounded(m->queued_ms, 0, MOST_TOKENS)};
     p->is_shared = m->attached > 1;
+    p->n_attached = m->attached;
     if (p->role != ROLE_STORE)
         scheduler_observe_report(p->router->scheduler, p->holder, &report, clock_now(&p->router->clock));
 }
@@ -840,6 +868,16 @@ void peer_tell_demand(struct peer *p, double queued_ms)
     peer_send(p, &m);
 }
 
+/* Whether a message of this kind may come now: challenge, then hello, then all others. */
+static bool is_due(const struct peer *p, int kind)
+{
+    if (p->state != PEER_READY)
+        return kind == (p->is_proved ? TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO
+                                     : TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE);
+    return kind != TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO &&
+           kind != TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE;
+}
+
 void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
 {
     struct router *r = p->router;
@@ -851,11 +889,14 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
         end_stream(p, "a message is missing or doubled");
         return;
     }
-    if ((p->state == PEER_READY) == (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO)) {
+    if (!is_due(p, m->kind_case)) {
         end_stream(p, "its messages are out of order");
         return;
     }
     switch (m->kind_case) {
+    case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE:
+        on_challenge(p, m->challenge);
+        break;
     case TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO:
         on_hello(p, m->hello);
         break;

@@ -30,9 +30,7 @@ static struct block_key root_key(struct router *r, const struct params *p)
     uint8_t salt[32 + sizeof(r->kv_codec)], n[4];
     unsigned len = 32, codec_len = (unsigned)strlen(r->kv_codec);
     const struct router_options *o = &r->options;
-    const char *cache_key = o->cache_key ? o->cache_key
-                            : o->secret  ? o->secret
-                                         : "",
+    const char *cache_key = o->cache_key ? o->cache_key : r->secret_text,
                *tenant = p->tenant.len ? p->tenant.data : "default";
     size_t tenant_len = p->tenant.len ? p->tenant.len : strlen(tenant); /* a tenant may contain U+0000 */
     put_u32(n, (uint32_t)tenant_len);

@@ -159,10 +159,27 @@ static void unpin_all(struct router *r)
     pin_list_free(&r->pinned);
 }
 
-static enum td_status pin(struct router *r, const struct block_key *keys, uint32_t n, uint64_t until_ns,
-                          struct td_error *e)
+/* Most blocks that the tenant of p may pin: what its key says, else half of all. */
+static uint32_t pins_of_tenant(struct router *r, const struct params *p)
 {
-    if (pin_list_add(&r->pinned, keys, n, until_ns, (uint32_t)r->options.pin_blocks) == PIN_NO_ROOM)
+    struct key_terms terms = {.pin_blocks = UINT32_MAX};
+    if (p->key)
+        keys_terms(r->keys, p->key, &terms);
+    return terms.pin_blocks != UINT32_MAX ? terms.pin_blocks : (uint32_t)r->options.pin_blocks / 2;
+}
+
+static enum td_status pin(struct router *r, const struct params *p, const struct block_key *keys, uint32_t n,
+                          uint64_t until_ns, struct td_error *e)
+{
+    uint32_t most = pins_of_tenant(r, p);
+    /* Without keys everybody may call himself what he likes: one tenant, and a share would only halve it. */
+    uint32_t owner = r->keys ? 1 + (uint32_t)(ring_id(p->tenant.data, p->tenant.len) % (PIN_OWNERS - 1)) : 0;
+    enum pin_change change =
+        pin_list_add_for(&r->pinned, keys, n, until_ns, (uint32_t)r->options.pin_blocks, owner, most);
+    if (change == PIN_NO_SHARE)
+        return td_fail(e, TD_ERR_NO_SPACE, "prefix: %u blocks, and the tenant has pinned %u of at most %u", n,
+                       r->pinned.of_owner[owner], most);
+    if (change == PIN_NO_ROOM)
         return td_fail(e, TD_ERR_NO_SPACE,
                        "prefix: %u blocks, and %u of at most %lld are pinned already (--pin-blocks)", n,
                        r->pinned.n_blocks, (long long)r->options.pin_blocks);
@@ -246,7 +263,7 @@ void prefix_pin(struct router *r, struct rpc_call *call, const struct params *p,
     struct block_key *keys = place_keys(r, p, &n, &root);
     enum td_status s = TD_OK;
     if (n && ttl_ms)
-        s = pin(r, keys, n, clock_now(&r->clock) + ttl_ms * NS_PER_MS, &e);
+        s = pin(r, p, keys, n, clock_now(&r->clock) + ttl_ms * NS_PER_MS, &e);
     else
         unpin(r, keys, n);
     if (!s) {

@@ -76,8 +76,17 @@ void request_drop(struct request *q)
     request_free(q);
 }
 
+/* One request less of its key. What was never placed cost nothing. */
+static void give_back(struct request *q)
+{
+    bool is_first = !q->p.sampling.choice;
+    if (q->is_counted)
+        keys_ended(q->router->keys, q->p.key, !q->placed_ns && is_first, q->p.sampling.n_prompt);
+}
+
 void request_free(struct request *q)
 {
+    give_back(q);
     choices_leave(q);
     token_stream_close(q->detok);
     params_free(&q->p);

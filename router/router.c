@@ -13,10 +13,11 @@
 #include <unistd.h>
 
 #include "base/random.h"
-#include "descriptors.h"
+#include "descriptors_tandem.h"
 #include "router/router_internal.h"
 #include "sched/pins.h"
 #include "worker/link.h"
+#include "worker/reach.h"
 #include "worker/register.h"
 
 enum {
@@ -40,7 +41,17 @@ const struct option ROUTER_OPTIONS[] = {
     {"workers", OPT_ADDRESS, AT(workers), NULL, "ADDR,...", 0, 0,
      "workers and stores to connect to; without the option they must register"},
     {"name", OPT_STRING, AT(name), "router", "NAME", 0, 0, "name in logs"},
-    {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    {"admin-listen", OPT_ADDRESS, AT(admin_listen), "auto", "auto|none|ADDR", 0, 0,
+     "where operators ask; auto: a socket of this user, which commands find by --router (router/socket.h); a HOST:PORT "
+     "needs --admin-key"},
+    {"admin-key", OPT_SECRET, AT(admin_key), NULL, "TEXT", 0, 0,
+     "key that operators bring to an --admin-listen HOST:PORT; better set in the environment"},
+    {"cluster-listen", OPT_ADDRESS, AT(cluster_listen), NULL, "auto|ADDR", 0, 0,
+     "where workers and stores register (their --routers); auto: a socket of this user; default: nowhere, --workers "
+     "names them"},
+    {"api-keys", OPT_STRING, AT(api_keys), NULL, "FILE", 0, 0,
+     "API keys: who a client is, and how much he may ask for; tandem key writes it; read again when it changes"},
+    SECRET_OPTIONS(struct router_options),
     {"cache-key", OPT_SECRET, AT(cache_key), NULL, "TEXT", 0, 0,
      "names of blocks depend on this key, so blocks in stores are found again only with the same key; default: the "
      "secret; better set in the environment"},
@@ -69,9 +80,9 @@ const struct option ROUTER_OPTIONS[] = {
     {"replan-burst", OPT_INT, AT(replan_burst), "256", NULL, 0, 1e9,
      "most re-plans at once; beyond that, one for every ten recent requests"},
     {"max-calls", OPT_INT, AT(max_calls), "8192", NULL, 1, 1e6,
-     "most open calls of any kind (64 more for operators); as many may wait to be looked at"},
+     "most open calls of any kind (64 more for health checks); as many may wait to be looked at"},
     {"max-connections", OPT_INT, AT(max_connections), "0", NULL, 0, 1e6,
-     "most connections of clients and operators; idle ones make room; 0: half of the limit of open files"},
+     "most connections of clients; idle ones make room; 0: half of the limit of open files"},
     {"max-connections-per-address", OPT_INT, AT(max_per_address), "0", NULL, 0, 1e6,
      "most connections from one address (IPv6: /64), but for this host's; 0: a quarter of --max-connections"},
     {"rpc-bytes", OPT_BYTES, AT(rpc_bytes), "128M", NULL, 1 << 20, 1e12,
@@ -121,11 +132,42 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 void router_enqueue(struct router *r, struct request *q)
 {
     TAILQ_INSERT_TAIL(&r->requests, q, in_router);
+    q->is_counted = q->p.key != NULL;
+    if (q->is_counted)
+        keys_opened(r->keys, q->p.key);
     r->n_queued++;
     r->queued_tokens += q->p.n_ids;
     r->n_unsubmitted++;
     metrics_inc(r->counters, ROUTER_ACCEPTED, 1);
     metrics_inc(r->counters, ROUTER_PROMPT_TOKENS, q->p.n_ids);
+}
+
+/* Routers that share the workers, as far as this one knows. */
+static uint32_t count_routers(const struct router *r)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        if (r->peers[i]->state == PEER_READY && r->peers[i]->n_attached > most)
+            most = r->peers[i]->n_attached;
+    return most;
+}
+
+/* False: the key's rates are used up, and the request was refused. */
+static bool take_rates(struct router *r, struct request *q)
+{
+    struct key_terms terms;
+    struct td_error e = {{0}};
+    uint32_t retry_after_ms;
+    if (!q->p.key)
+        return true;
+    keys_terms(r->keys, q->p.key, &terms);
+    scheduler_tenant_weight(r->scheduler, ring_id(terms.tenant, strlen(terms.tenant)), terms.weight);
+    if (!keys_take(r->keys, q->p.key, q->p.n_ids, q->p.n_choices, count_routers(r), clock_now(&r->clock),
+                   &retry_after_ms, &e))
+        return true;
+    metrics_inc(r->counters, ROUTER_RATED, 1);
+    request_refuse(q, e.text, retry_after_ms);
+    return false;
 }
 
 static void on_request(struct router *r, struct request *q)
@@ -139,6 +181,8 @@ static void on_request(struct router *r, struct request *q)
         request_refuse(q, "the queue is full", 1000);
         return;
     }
+    if (!take_rates(r, q))
+        return;
     choices_open(q);
     router_enqueue(r, q);
 }
@@ -181,14 +225,12 @@ static void on_note(struct router *r, struct note *n)
             peer_gone(n->peer, n->text);
         break;
     case NOTE_STATUS:
-        router_answer_status(r, n->call);
+        admin_answer_status(r, n->call);
         rpc_call_unref(n->call);
         break;
-    case NOTE_REGISTER: {
-        const Tandem__Admin__V1__JoinResponse answer = TANDEM__ADMIN__V1__JOIN_RESPONSE__INIT;
-        router_answer_simple(n->call, &answer.base, peer_register(r, n->text, &e), &e);
+    case NOTE_REGISTER:
+        admin_register(r, n);
         break;
-    }
     case NOTE_DRAIN: {
         const Tandem__Admin__V1__DrainResponse answer = TANDEM__ADMIN__V1__DRAIN_RESPONSE__INIT;
         router_answer_simple(n->call, &answer.base, peer_drain(r, n->text, n->number, &e), &e);
@@ -291,7 +333,10 @@ static void look_at_workers(struct router *r, uint64_t now, uint64_t patience)
     }
     if (router_can_serve(r))
         r->able_ns = patience;
-    rpc_server_set_serving(r->rpc, r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping));
+    bool serves = r->ready && peer_has_role(r, ROLE_DECODE) && !atomic_load(&r->stopping);
+    rpc_server_set_serving(r->rpc, serves);
+    if (r->admin)
+        rpc_server_set_serving(r->admin, serves);
 }
 
 /* Fails requests whose deadline passed; sends what waited for room in a call's queue. */
@@ -457,8 +502,8 @@ static enum td_status open_network(struct router *r, struct td_error *e)
     const struct rpc_server_config c = {.listen = r->options.listen,
                                         .methods = ROUTER_METHODS,
                                         .n_methods = N_ROUTER_METHODS,
-                                        .descriptors = PROTO_DESCRIPTORS,
-                                        .descriptors_len_bytes = sizeof(PROTO_DESCRIPTORS),
+                                        .descriptors = CLIENT_DESCRIPTORS,
+                                        .descriptors_len_bytes = sizeof(CLIENT_DESCRIPTORS),
                                         .max_message_bytes = (uint32_t)r->options.max_message_bytes,
                                         .max_calls = (uint32_t)r->options.max_calls,
                                         .max_rpc_bytes = (uint64_t)r->options.rpc_bytes,
@@ -468,7 +513,11 @@ static enum td_status open_network(struct router *r, struct td_error *e)
                                         .max_unsent_bytes = (uint32_t)r->options.send_bytes,
                                         .log = &r->log,
                                         .user = r};
-    enum td_status s = rpc_server_open(&c, &r->rpc, e);
+    enum td_status s = reach_guard("--listen", r->options.listen, NULL, r->options.is_insecure, e);
+    if (!s)
+        s = rpc_server_open(&c, &r->rpc, e);
+    if (!s)
+        s = admin_open(r, e);
     if (!s && r->options.metrics_listen)
         s = metrics_http_open(r->metrics, r->options.metrics_listen, &r->metrics_http, r->metrics_address, e);
     return s;
@@ -493,7 +542,13 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->metrics = metrics_open();
     r->counters = metrics_add(r->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     replan_metrics(r);
-    enum td_status s = faults_open(r->options.faults, &r->log, &r->faults, error_out);
+    secret_nonce(r->join_key);
+    enum td_status s = secret_open(options->secret, options->secret_file, &r->log, &r->secret, error_out);
+    r->secret_text = secret_text(r->secret);
+    if (!s && options->api_keys)
+        s = keys_open(options->api_keys, &r->log, &r->keys, error_out);
+    if (!s)
+        s = faults_open(r->options.faults, &r->log, &r->faults, error_out);
     faults_export(r->faults, r->metrics);
     if (!s)
         s = place_open(r, error_out);
@@ -523,6 +578,8 @@ void router_close(struct router *r)
     if (!r)
         return;
     atomic_store(&r->stopping, true);
+    rpc_server_close(r->admin);
+    rpc_server_close(r->cluster);
     rpc_server_close(r->rpc);
     jobs_close(r->texts); /* no rpc or text thread pushes client notes any more */
     take_mail(r);         /* frees the last requests: their calls are over */
@@ -539,6 +596,9 @@ void router_close(struct router *r)
     metrics_http_close(r->metrics_http);
     metrics_close(r->metrics);
     faults_close(r->faults);
+    secret_close(r->secret);
+    keys_close(r->keys);
+    free(r->secret_text);
     index_close(r->index);
     scheduler_close(r->scheduler);
     free(r->hot);

@@ -23,12 +23,14 @@
 #include "base/jobs.h"
 #include "base/list.h"
 #include "base/queue.h"
+#include "base/secret.h"
 #include "model/chat.h"
 #include "model/config.h"
 #include "model/tokenizer.h"
 #include "proto/rpc/rpc.h"
 #include "proto/wire/events.h"
 #include "proto/wire/kv_layout.h"
+#include "router/keys.h"
 #include "router/router.h"
 #include "proto/ask/ask_bounds.h"
 #include "sched/hot.h"
@@ -41,6 +43,7 @@
 #include "tandem.pb-c.h"
 #include "worker.pb-c.h"
 #include "worker/adapters.h"
+#include "worker/proof.h"
 
 enum {
     MAX_WORKERS = INDEX_MAX_HOLDERS,
@@ -54,11 +57,13 @@ enum {
     X(ROUTER_ACCEPTED, METRIC_COUNTER, "tandem_requests_total", "requests that passed validation")                     \
     X(ROUTER_INVALID, METRIC_COUNTER, "tandem_requests_invalid_total", "requests refused at the door")                 \
     X(ROUTER_CALLS_REFUSED, METRIC_COUNTER, "tandem_calls_refused_total", "calls refused: --max-calls are open")       \
-    X(ROUTER_CONNECTIONS, METRIC_GAUGE, "tandem_connections", "open connections of clients and operators")             \
+    X(ROUTER_CONNECTIONS, METRIC_GAUGE, "tandem_connections", "open connections of clients")                           \
     X(ROUTER_CONNECTIONS_REFUSED, METRIC_COUNTER, "tandem_connections_refused_total", "closed: --max-connections")     \
     X(ROUTER_CONNECTIONS_DROPPED, METRIC_COUNTER, "tandem_connections_dropped_total", "closed: silent or idle")        \
     X(ROUTER_NOTES_REFUSED, METRIC_COUNTER, "tandem_mailbox_refused_total", "calls refused: as many wait for a look")  \
     X(ROUTER_TEXTS_REFUSED, METRIC_COUNTER, "tandem_texts_refused_total", "calls refused: --text-bytes wait already")  \
+    X(ROUTER_KEYLESS, METRIC_COUNTER, "tandem_calls_without_key_total", "calls refused: no API key that is known")     \
+    X(ROUTER_RATED, METRIC_COUNTER, "tandem_requests_rated_total", "requests refused by the rates of their key")       \
     X(ROUTER_REFUSED, METRIC_COUNTER, "tandem_requests_refused_total", "requests refused by admission")                \
     X(ROUTER_FAILED, METRIC_COUNTER, "tandem_requests_failed_total", "requests that ended with an error")              \
     X(ROUTER_FINISHED, METRIC_COUNTER, "tandem_requests_finished_total", "requests answered in full")                  \
@@ -127,8 +132,9 @@ struct params {
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* from arrival to its deadline; INT64_MAX: none */
     struct bytes tenant, salt, workflow;
-    struct bytes label; /* the request id; never empty */
-    struct bytes lora;  /* an adapter's name, or empty */
+    struct bytes label;  /* the request id; never empty */
+    struct bytes lora;   /* an adapter's name, or empty */
+    struct api_key *key; /* whose request it is; NULL: no keys are asked for */
     bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
@@ -172,7 +178,8 @@ struct request {
     enum request_state state;
     struct plan plan;
     struct sched_request sched;
-    bool submitted; /* the scheduler knows it, so request_drop() calls scheduler_end() */
+    bool is_counted; /* it is one of its key's open requests */
+    bool submitted;  /* the scheduler knows it, so request_drop() calls scheduler_end() */
     uint32_t n_replans;
 
     /*
@@ -250,6 +257,8 @@ struct peer {
     uint64_t epoch;              /* of the stream: notes with another epoch are dropped */
     uint64_t retry_ns, heard_ns; /* when to connect again; when its last message came */
     uint64_t next_event;         /* number of the next block event */
+    struct proof_said said;      /* by hello and challenge of this stream */
+    bool is_proved;              /* it has proved the secret on this stream */
     uint32_t n_said, n_heard;    /* number of the last message sent, received on this stream */
     /* At unheard_ns this was n_said, and the worker had not received all of it. */
     uint32_t unheard;
@@ -285,6 +294,7 @@ struct peer {
     uint32_t n_unreached;  /* peers that it may read from and can't connect to, as it says */
     uint64_t peers_told;   /* hash of the addresses that it was told on this stream; 0: none */
     bool is_shared;        /* other routers use it, too */
+    uint32_t n_attached;   /* routers that use it, this one included; 0: not told */
     double told_ms;        /* work queued at this router, as it was last told */
     struct peer_load load; /* of its last heartbeat */
 };
@@ -314,10 +324,11 @@ struct note {
     struct peer *peer;       /* NOTE_WORKER, _WORKER_GONE; borrowed */
     uint64_t epoch;          /* NOTE_WORKER, _WORKER_GONE: peer.epoch of the stream */
     Tandem__Worker__V1__WorkerMessage *message; /* NOTE_WORKER */
-    struct rpc_call *call; /* the client's, a reference; not for NOTE_REQUEST, _WORKER, _WORKER_GONE, _STOP */
-    char text[256];        /* NOTE_REGISTER: address; _DRAIN: name; _EXPLAIN: label; _WORKER_GONE: why */
-    uint32_t number;       /* NOTE_DRAIN, _PIN: ms; NOTE_EXPLAIN: how many decisions */
-    struct params *params; /* NOTE_PIN, _FLUSH: its prompt, tenant and salt name the blocks */
+    struct rpc_call *call;  /* the client's, a reference; not for NOTE_REQUEST, _WORKER, _WORKER_GONE, _STOP */
+    char text[256];         /* NOTE_REGISTER: address; _DRAIN: name; _EXPLAIN: label; _WORKER_GONE: why */
+    uint32_t number;        /* NOTE_DRAIN, _PIN: ms; NOTE_EXPLAIN: how many decisions */
+    struct proof_said said; /* NOTE_REGISTER: of the call, for its answer */
+    struct params *params;  /* NOTE_PIN, _FLUSH: its prompt, tenant and salt name the blocks */
 };
 
 struct router {
@@ -330,7 +341,11 @@ struct router {
     char model_name[128];
     struct tokenizer *tokenizer;
     struct chat_template *chat;
-    struct rpc_server *rpc;
+    struct api_keys *keys; /* NULL: clients need none */
+    struct secret *secret;
+    char *secret_text; /* the one that signed at the start; names of blocks depend on it without a cache key */
+    uint8_t join_key[SECRET_NONCE_BYTES];     /* for the nonces of Join */
+    struct rpc_server *rpc, *admin, *cluster; /* clients; operators, workers that register: NULL: none */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;
@@ -435,7 +450,21 @@ void router_turn(struct router *r);
 /* api.c: the methods of the client API, on rpc threads. */
 extern const struct rpc_method ROUTER_METHODS[];
 extern const uint32_t N_ROUTER_METHODS;
-void router_answer_status(struct router *r, struct rpc_call *call);
+/* What all methods share: the router becomes the call's user; a note that is handed to the owner thread, or
+ * refused if too much waits; an end that concerns nobody. */
+void api_on_open(struct rpc_call *call, void *router);
+void api_tell_owner(struct router *r, struct note *note, struct rpc_call *call, uint64_t bytes);
+void api_on_end(struct rpc_call *call, enum rpc_code code, const char *text);
+
+/* admin.c: the methods of the admin and of the cluster listener, on rpc threads; both listeners. */
+extern const struct rpc_method ADMIN_METHODS[];
+extern const uint32_t N_ADMIN_METHODS;
+extern const struct rpc_method ADMIN_JOIN_METHODS[1];
+/* Opens the listeners that the options ask for. The client API must be open. */
+enum td_status admin_open(struct router *r, struct td_error *error_out);
+/* Owner thread. The first and the last answer a call; admin_register() releases the note's. */
+void admin_answer_status(struct router *r, struct rpc_call *call);
+void admin_register(struct router *r, struct note *n);
 /* Ends the call with the answer, or with the error; releases the caller's reference. */
 void router_answer_simple(struct rpc_call *call, const ProtobufCMessage *answer, enum td_status status,
                           const struct td_error *e);

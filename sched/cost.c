@@ -15,7 +15,11 @@ static const double CONFIDENCE = 0.05;
 static const double TERM_RATE = 0.05, LEAST_MS = 1e-3;
 static const double RECENT_RATE = 0.3, USUAL_RATE = 0.002; /* weight of one step in recent_*, usual_* */
 enum { MOST_COMPARED = 512 };
-enum { COST_SHORT_RUN = 2 }; /* steps shorter than predicted that make a jump; COST_RUN: longer ones */
+/*
+ * Steps in a row that make a jump: COST_SHORT_RUN if they are shorter than predicted or the model has learned
+ * from none; else COST_RUN.
+ */
+enum { COST_SHORT_RUN = 2 };
 /* Weight of one step in cost_run.share; below this share, steps that are off by COST_JUMP teach nothing. */
 static const double ODD_RATE = 0.1, ODD_SHARE = 0.2;
 
@@ -170,32 +174,40 @@ static void learn(struct rls *m, struct cost_term *term, double x[3], double pre
         m->w[i] = ms / profiled;
 }
 
-static double median(const double *values, uint32_t n)
+/* The median of ratios that are all above or all below 1; of two ratios, the one nearer to 1. */
+static double median(const double *ratios, uint32_t n)
 {
     double sorted[COST_RUN];
     for (uint32_t i = 0; i < n; i++) {
         uint32_t at = i;
-        for (; at && sorted[at - 1] > values[i]; at--)
+        for (; at && sorted[at - 1] > ratios[i]; at--)
             sorted[at] = sorted[at - 1];
-        sorted[at] = values[i];
+        sorted[at] = ratios[i];
     }
-    return sorted[n / 2];
+    return sorted[ratios[0] > 1 ? (n - 1) / 2 : n / 2];
 }
 
 enum odd { AS_USUAL, ODD, JUMPED }; /* ODD: the step teaches nothing. JUMPED: all coefficients were scaled. */
 
-/* Classifies a step by ratio = measured / predicted. enough: steps off in a row that make a jump. */
-static enum odd look(struct rls *m, struct cost_run *run, double ratio, uint32_t enough)
+/*
+ * Classifies a step by ratio = measured / predicted. A model that has learned nothing (cost_make(),
+ * cost_like()) knows its machine only by a guess: its first step may be long because the machine is slow, or
+ * because the process was stopped. So two steps must be off in one direction, and the one nearer to the
+ * prediction counts. If they are off in turns, the guess has the wrong shape, and the short ones teach.
+ */
+static enum odd look(struct rls *m, struct cost_run *run, double ratio, bool is_sure)
 {
     bool is_off = ratio > COST_JUMP || ratio < 1 / COST_JUMP, is_rare = run->share < ODD_SHARE;
+    bool is_new = !m->n_samples, turns = run->n && (ratio > 1) != (run->ratio[0] > 1);
+    uint32_t enough = is_sure ? 1 : ratio < 1 || is_new ? COST_SHORT_RUN : COST_RUN;
     run->share += ODD_RATE * (is_off - run->share);
-    if (!is_off || (run->n && (ratio > 1) != (run->ratio[0] > 1)))
+    if (!is_off || turns)
         run->n = 0;
     if (!is_off)
         return AS_USUAL;
     run->ratio[run->n++] = ratio;
     if (run->n < enough)
-        return run->n == 1 && !is_rare ? AS_USUAL : ODD;
+        return run->n == 1 && !is_rare && (!is_new || (turns && ratio < 1)) ? AS_USUAL : ODD;
     double factor = median(run->ratio, run->n); /* one factor: the ratios between coefficients stay */
     for (int i = 0; i < 3; i++)
         m->w[i] *= factor;
@@ -227,16 +239,17 @@ static struct cost_model observe(struct cost_model m, const struct cost_step *s,
     if (!(s->ms > LEAST_MS) || !(both > 0))
         return m;
     double speed = s->ms / (as_profiled(p, prompts) + as_profiled(d, batch)), ratio = s->ms / both;
-    uint32_t enough = is_sure ? 1 : ratio < 1 ? COST_SHORT_RUN : COST_RUN;
-    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, ratio, enough) : AS_USUAL;
-    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, ratio, enough) : AS_USUAL;
+    enum odd prefill_odd = s->prefill_tokens ? look(&m.prefill, &m.prefill_run, ratio, is_sure) : AS_USUAL;
+    enum odd decode_odd = s->batch ? look(&m.decode, &m.decode_run, ratio, is_sure) : AS_USUAL;
     if (s->prefill_tokens) {
         follow(&m.recent_prefill, speed, is_sure ? 1 : RECENT_RATE);
-        follow(&m.usual_prefill, speed, USUAL_RATE);
+        if (!prefill_odd)
+            follow(&m.usual_prefill, speed, USUAL_RATE);
     }
     if (s->batch) {
         follow(&m.recent_decode, speed, is_sure ? 1 : RECENT_RATE);
-        follow(&m.usual_decode, speed, USUAL_RATE);
+        if (!decode_odd)
+            follow(&m.usual_decode, speed, USUAL_RATE);
     }
     if (prefill_odd || decode_odd)
         return m;

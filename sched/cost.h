@@ -15,8 +15,10 @@
  * unit of each coefficient is the profile's value, so that the same confidence fits all of them. A sudden
  * change of speed (a throttled clock, a noisy neighbour) is followed at once: if COST_RUN steps in a row are
  * all off by more than COST_JUMP in one direction, all coefficients are scaled by the median of their ratios.
- * Two steps are enough if they are shorter than predicted, since only a faster machine makes a step short. A
- * single odd step (its process was stopped meanwhile) teaches nothing. No coefficient is below 0.
+ * Two steps are enough if they are shorter than predicted, since only a faster machine makes a step short.
+ * Two are also enough if the model has learned nothing yet, since its profile may be a guess. Of two ratios
+ * the one nearer to 1 counts. A single odd step (its process was stopped meanwhile) teaches nothing, not even
+ * the first one. No coefficient is below 0.
  *
  * A model is a value: observing returns the next one. No memory is allocated. Units: milliseconds and tokens.
  */
@@ -71,8 +73,8 @@ struct cost_run {
 struct cost_model {
     double prefill_unit[3], decode_unit[3]; /* the profile's coefficients: the units of prefill.w, decode.w */
     /*
-     * Measured time over the profile's time: mean of the latest few steps; of about the latest 500. 0: not
-     * known.
+     * Measured time over the profile's time: mean of the latest few steps; of about the latest 500 that were
+     * not odd. 0: not known.
      */
     double recent_prefill, recent_decode, usual_prefill, usual_decode;
     struct rls prefill, decode; /* w: a, b, d in units of the profile's */

@@ -27,8 +27,9 @@ struct fair_tenant {
 
 struct fair {
     struct fair_weight *weights;
-    uint32_t n_weights, n_active;
-    /* n_weights tenants with weights of their own, then FAIR_SLOTS shared ones */
+    uint32_t n_weights, cap_weights, n_active;
+    /* cap_weights tenants with weights of their own, of which n_weights are there; then FAIR_SLOTS shared
+     * ones */
     struct fair_tenant *tenants;
     /* The n_active tenants that have items or were told to come back; no order. */
     uint32_t *active;
@@ -83,10 +84,13 @@ struct fair *fair_open(const struct fair_weight *weights, uint32_t n_weights)
 {
     struct fair *f = mem_zalloc(sizeof(*f));
     f->n_weights = n_weights;
-    f->weights = mem_dup(weights, n_weights * sizeof(*weights));
-    f->tenants = mem_array(n_weights + FAIR_SLOTS, sizeof(*f->tenants));
-    f->active = mem_array(n_weights + FAIR_SLOTS, sizeof(*f->active));
-    for (uint32_t i = 0; i < n_weights + FAIR_SLOTS; i++)
+    f->cap_weights = n_weights + FAIR_LATER;
+    f->weights = mem_array(f->cap_weights, sizeof(*weights));
+    if (n_weights)
+        memcpy(f->weights, weights, n_weights * sizeof(*weights));
+    f->tenants = mem_array(f->cap_weights + FAIR_SLOTS, sizeof(*f->tenants));
+    f->active = mem_array(f->cap_weights + FAIR_SLOTS, sizeof(*f->active));
+    for (uint32_t i = 0; i < f->cap_weights + FAIR_SLOTS; i++)
         f->tenants[i].weight = i < n_weights ? weights[i].weight : 1;
     return f;
 }
@@ -95,7 +99,7 @@ void fair_close(struct fair *f)
 {
     if (!f)
         return;
-    for (uint32_t i = 0; i < f->n_weights + FAIR_SLOTS; i++)
+    for (uint32_t i = 0; i < f->cap_weights + FAIR_SLOTS; i++)
         free(f->tenants[i].waiting);
     free(f->tenants);
     free(f->weights);
@@ -108,7 +112,25 @@ static uint32_t find_tenant(const struct fair *f, uint64_t tenant)
     for (uint32_t i = 0; i < f->n_weights; i++)
         if (f->weights[i].tenant == tenant)
             return i;
-    return f->n_weights + (uint32_t)(random_mix(tenant) % FAIR_SLOTS);
+    return f->cap_weights + (uint32_t)(random_mix(tenant) % FAIR_SLOTS);
+}
+
+bool fair_set_weight(struct fair *f, uint64_t tenant, double weight)
+{
+    struct fair_tenant *t = &f->tenants[find_tenant(f, tenant)];
+    bool is_own = t < f->tenants + f->cap_weights;
+    if (is_own) {
+        t->weight = weight;
+    } else if (weight != 1) {
+        if (t->n || f->n_weights == f->cap_weights)
+            return false;
+        double tag = t->tag; /* what it was charged stays charged */
+        f->weights[f->n_weights] = (struct fair_weight){tenant, weight};
+        t = &f->tenants[f->n_weights++];
+        t->weight = weight;
+        t->tag = tag;
+    }
+    return true;
 }
 
 /* ----------------------------------------------------------- active tenants */

@@ -47,7 +47,12 @@ enum td_status fair_weights_parse(const char *text, struct fair_weight **weights
 
 struct fair;
 
-struct fair *fair_open(const struct fair_weight *weights, uint32_t n_weights); /* weights are copied */
+/* Weights are copied. There is room for FAIR_LATER tenants more, whose weights come later. */
+enum { FAIR_LATER = 256 };
+struct fair *fair_open(const struct fair_weight *weights, uint32_t n_weights);
+/* Gives a tenant a weight. False: not now, because items wait in the tag that it shares, or because there is
+ * no room for one more tenant with a weight of its own; it has weight 1 then. */
+bool fair_set_weight(struct fair *f, uint64_t tenant, double weight);
 /* NULL is fine; empty or not. */
 void fair_close(struct fair *f);
 

@@ -26,6 +26,7 @@ static void take_out(struct pin_list *l, struct pin_entry **at)
     *at = e->next;
     l->n_entries--;
     l->n_blocks -= e->n;
+    l->of_owner[e->owner] -= e->n;
     free(e->keys);
     free(e);
 }
@@ -57,6 +58,12 @@ void pin_list_free(struct pin_list *l)
 enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, uint32_t n, uint64_t until_ns,
                              uint32_t max_blocks)
 {
+    return pin_list_add_for(l, keys, n, until_ns, max_blocks, 0, UINT32_MAX);
+}
+
+enum pin_change pin_list_add_for(struct pin_list *l, const struct block_key *keys, uint32_t n, uint64_t until_ns,
+                                 uint32_t max_blocks, uint32_t owner, uint32_t max_of_owner)
+{
     if (l->n_entries >= l->n_buckets)
         grow_list(l);
     struct pin_entry **at = find_pin(l, keys, n), *e = *at;
@@ -64,11 +71,15 @@ enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, u
         return PIN_KNOWN;
     if (!e && (n > max_blocks || l->n_blocks > max_blocks - n))
         return PIN_NO_ROOM;
+    if (!e && owner && (n > max_of_owner || l->of_owner[owner] > max_of_owner - n))
+        return PIN_NO_SHARE;
     enum pin_change change = !e || until_ns - e->until_ns > PIN_NEWS_NS ? PIN_NEWS : PIN_KNOWN;
     if (!e) {
         e = *at = mem_zalloc(sizeof(*e));
         e->keys = mem_dup(keys, n * sizeof(*keys));
         e->n = n;
+        e->owner = owner;
+        l->of_owner[owner] += n;
         l->n_entries++;
         l->n_blocks += n;
     }

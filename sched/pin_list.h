@@ -26,23 +26,32 @@ struct pin_entry {
     struct pin_entry *next;
     struct block_key *keys; /* [n], n >= 1 */
     uint32_t n;
+    uint32_t owner; /* whose share it counts in: a number below PIN_OWNERS */
     uint64_t until_ns;
 };
+
+/* Owners are hashes of tenants' names: now and then two have one share. Owner 0 has none: pins that other
+ * routers asked for. */
+enum { PIN_OWNERS = 1024 };
 
 struct pin_list { /* all zero: empty */
     struct pin_entry **buckets;
     uint32_t n_buckets, n_entries;
     uint32_t n_blocks; /* sum over all entries; a block in several pins counts several times */
-    uint64_t next_ns;  /* at or before the earliest end; 0: the list is empty */
+    uint32_t of_owner[PIN_OWNERS];
+    uint64_t next_ns; /* at or before the earliest end; 0: the list is empty */
 };
 
-enum pin_change { PIN_KNOWN, PIN_NEWS /* new, or longer by PIN_NEWS_NS */, PIN_NO_ROOM };
+enum pin_change { PIN_KNOWN, PIN_NEWS /* new, or longer by PIN_NEWS_NS */, PIN_NO_ROOM, PIN_NO_SHARE };
 
 void pin_list_free(struct pin_list *l); /* empties the list */
 /*
  * Adds a pin, or makes a known one longer; an end that is later by PIN_NEWS_NS or less changes nothing.
- * PIN_NO_ROOM: it is new, and would exceed max_blocks.
+ * PIN_NO_ROOM: it is new, and would exceed max_blocks. pin_list_add_for: it counts in the owner's share;
+ * PIN_NO_SHARE: that would exceed max_of_owner.
  */
+enum pin_change pin_list_add_for(struct pin_list *l, const struct block_key *keys, uint32_t n, uint64_t until_ns,
+                                 uint32_t max_blocks, uint32_t owner, uint32_t max_of_owner);
 enum pin_change pin_list_add(struct pin_list *l, const struct block_key *keys, uint32_t n, uint64_t until_ns,
                              uint32_t max_blocks);
 /* Removes a pin. Returns when it would have ended; 0: it was not there. */

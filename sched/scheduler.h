@@ -218,6 +218,8 @@ bool scheduler_is_cut(const struct scheduler *s);
 void scheduler_worker_down(struct scheduler *s, uint32_t w);
 /* One measured step of worker w: teaches its cost model. */
 void scheduler_observe_step(struct scheduler *s, uint32_t w, const struct cost_step *step);
+/* As fair_set_weight(). */
+bool scheduler_tenant_weight(struct scheduler *s, uint64_t tenant, double weight);
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now_ns);
 /* Measured times of loading from stores, of fetching from other workers; as in struct policy_worker. */
 void scheduler_observe_loading(struct scheduler *s, uint32_t w, double load_ms, double dram_ms, double ssd_ms);

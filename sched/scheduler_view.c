@@ -184,6 +184,11 @@ static bool is_same_report(const struct sched_report *a, const struct sched_repo
            a->queued_ms == b->queued_ms;
 }
 
+bool scheduler_tenant_weight(struct scheduler *s, uint64_t tenant, double weight)
+{
+    return fair_set_weight(s->fair, tenant, weight);
+}
+
 void scheduler_observe_report(struct scheduler *s, uint32_t w, const struct sched_report *report, uint64_t now)
 {
     struct sched_worker *k = &s->workers[w];

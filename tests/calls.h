@@ -39,6 +39,7 @@ struct rpc_call {
     enum rpc_code code; /* as it was finished */
     char text[512];
     uint32_t retry_after_ms;
+    const char *authorization; /* that header of a client's call; borrowed */
 };
 
 /* A call of a client that reads at once. Free it with rpc_call_unref(). */

@@ -267,7 +267,8 @@ struct counters {
 struct xfer {
     /* As given, with zeros replaced by defaults. Of its strings only transports is used after xfer_open. */
     struct xfer_config config;
-    char *name, *secret;
+    char *name;
+    struct secret *secret; /* borrowed */
     struct kv_layout layout;
     uint64_t page_bytes, layer_bytes;
     /* words: 64-bit words of a bitmap of layers. pages_max: pages that fit the arena. */

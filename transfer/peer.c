@@ -304,26 +304,27 @@ static void on_closed(void *user)
 /* Refuses the peer: tells it the reason and fails the attempt. */
 static void conn_refuse(struct conn *c, enum td_status why, const char *reason)
 {
-    log_warn(c->x->config.log, "peer refused peer=%s address=%s status=%s reason=%s", c->name[0] ? c->name : "?",
-             c->target ? c->target->address : "", td_status_name(why), reason);
+    log_limited(c->x->config.log, LOG_WARN, "peer refused peer=%s address=%s status=%s reason=%s",
+                c->name[0] ? c->name : "?", c->target ? c->target->address : "", td_status_name(why), reason);
     conn_leave(c, why, false);
     if (c->target)
         target_failed(c, why);
 }
 
-/* The MAC of the side with this role, over both HELLOs as they were sent. */
-static void mac_of(const struct conn *c, char role, uint8_t mac[XFER_MSG_MAC_BYTES])
+/* What the side with this role signs: both HELLOs as they were sent. */
+static struct bytes said_by(const struct conn *c, char role)
 {
     if (c->target)
-        xfer_msg_mac(c->x->secret, role, c->hello_ours, c->hello_ours_len, c->hello_theirs, c->hello_theirs_len, mac);
-    else
-        xfer_msg_mac(c->x->secret, role, c->hello_theirs, c->hello_theirs_len, c->hello_ours, c->hello_ours_len, mac);
+        return xfer_msg_said(role, c->hello_ours, c->hello_ours_len, c->hello_theirs, c->hello_theirs_len);
+    return xfer_msg_said(role, c->hello_theirs, c->hello_theirs_len, c->hello_ours, c->hello_ours_len);
 }
 
 static void send_auth(struct conn *c)
 {
     uint8_t mac[XFER_MSG_MAC_BYTES], out[WIRE_HEADER_MAX];
-    mac_of(c, c->target ? 'c' : 'a', mac);
+    struct bytes said = said_by(c, c->target ? 'c' : 'a');
+    secret_sign(c->x->secret, said.data, said.len, mac);
+    bytes_free(&said);
     conn_say(c, out, xfer_msg_put_auth(out, mac));
 }
 
@@ -349,9 +350,10 @@ static void on_hello(struct conn *c, const struct xfer_msg_hello *h, const uint8
 
 static void on_auth(struct conn *c, const uint8_t *mac)
 {
-    uint8_t expected[XFER_MSG_MAC_BYTES];
-    mac_of(c, c->target ? 'a' : 'c', expected);
-    if (!xfer_msg_mac_equal(mac, expected)) {
+    struct bytes said = said_by(c, c->target ? 'a' : 'c');
+    bool is_good = secret_verify(c->x->secret, said.data, said.len, mac, XFER_MSG_MAC_BYTES);
+    bytes_free(&said);
+    if (!is_good) {
         conn_refuse(c, TD_ERR_AUTH, "the cluster secret differs");
         return;
     }
@@ -373,8 +375,8 @@ static void on_goodbye(struct conn *c, bool is_reply, enum td_status status)
         return;
     default:
         if (status)
-            log_warn(c->x->config.log, "refused by peer=%s address=%s status=%s", c->name,
-                     c->target ? c->target->address : "", td_status_name(status));
+            log_limited(c->x->config.log, LOG_WARN, "refused by peer=%s address=%s status=%s", c->name,
+                        c->target ? c->target->address : "", td_status_name(status));
         conn_close(c, status ? status : TD_ERR_PEER_LOST);
         return;
     }
@@ -479,7 +481,7 @@ static void dispatch(struct conn *c, const struct xfer_msg *m)
         on_user(c, m);
         return;
     default:
-        log_warn(c->x->config.log, "message out of order peer=%s type=%d", c->name, (int)m->type);
+        log_limited(c->x->config.log, LOG_WARN, "message out of order peer=%s type=%d", c->name, (int)m->type);
         conn_close(c, TD_ERR_PROTOCOL);
         return;
     }
@@ -497,7 +499,7 @@ static void on_message(void *user, const uint8_t *header, uint32_t len)
     enum td_status s = xfer_msg_unseal(header, &len, ++c->n_heard, &error);
     if (s) { /* damaged by the network, so another attempt may succeed */
         if (c->state < CONN_LEAVING)
-            log_warn(c->x->config.log, "connection is unsound peer=%s reason=%s", c->name, error.text);
+            log_limited(c->x->config.log, LOG_WARN, "connection is unsound peer=%s reason=%s", c->name, error.text);
         conn_close(c, TD_ERR_PEER_LOST);
         return;
     }
@@ -580,8 +582,8 @@ void conn_timer(struct conn *c)
     }
     uint64_t silent_at = c->heard_ns + x->config.silence_ns;
     if (x->now_ns >= silent_at) {
-        log_warn(x->config.log, "peer is silent peer=%s ms=%llu", c->name,
-                 (unsigned long long)((x->now_ns - c->heard_ns) / NS_PER_MS));
+        log_limited(x->config.log, LOG_WARN, "peer is silent peer=%s ms=%llu", c->name,
+                    (unsigned long long)((x->now_ns - c->heard_ns) / NS_PER_MS));
         conn_close(c, TD_ERR_PEER_LOST);
         return;
     }

@@ -211,7 +211,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     for (char *p = x->name; *p; p++) /* shown to people and written to other processes' logs */
         if (*p < 0x21 || *p > 0x7e)
             *p = '_';
-    x->secret = mem_strdup(config->secret ? config->secret : "");
+    x->secret = config->secret;
     x->layout = *config->layout;
     x->page_bytes = kv_layout_page_bytes(&x->layout);
     x->layer_bytes = kv_layout_layer_bytes(&x->layout);
@@ -254,7 +254,6 @@ static void xfer_free(struct xfer *x)
     free(x->early);
     free(x->unreached);
     free(x->name);
-    free(x->secret);
     free(x);
 }
 

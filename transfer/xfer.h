@@ -46,6 +46,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/secret.h"
 #include "base/status.h"
 #include "proto/wire/kv_layout.h"
 
@@ -99,7 +100,7 @@ struct xfer_config {
      * TD_ERR_INVALID, because whoever reaches them can write into this process's memory. */
     bool is_trusted_network;
     uint64_t incarnation;           /* of this process; not 0 */
-    const char *secret;             /* the cluster secret; NULL is ""; copied */
+    struct secret *secret;          /* the cluster secret; borrowed; NULL: none */
     const struct kv_layout *layout; /* copied by xfer_open */
     void *arena; /* the pool's memory, in which all pages lie: borrowed, mapped and registered once */
     uint64_t arena_bytes;

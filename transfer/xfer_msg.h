@@ -38,6 +38,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/mem.h"
+#include "base/secret.h"
 #include "base/status.h"
 #include "proto/wire/kv_layout.h"
 #include "transfer/wire.h"
@@ -48,7 +50,7 @@ enum {
     XFER_MSG_SEAL_BYTES = 8,
     XFER_MSG_NAME_MAX = 63,
     XFER_MSG_NONCE_BYTES = 16,
-    XFER_MSG_MAC_BYTES = 32,
+    XFER_MSG_MAC_BYTES = SECRET_MAC_BYTES,
     XFER_MSG_UNIT_PAGES = 256,
     XFER_MSG_TAIL_MAX = 256,
     XFER_MSG_HELLO_MAX = 56 + XFER_MSG_NAME_MAX,
@@ -164,8 +166,7 @@ uint32_t xfer_msg_put_release(uint8_t *out, struct xfer_id id, enum td_status st
 uint32_t xfer_msg_put_user(uint8_t *out, uint16_t kind, uint32_t total_len, uint32_t offset, const void *bytes,
                            uint32_t len);
 
-/* role: 'c' (connecting side) or 'a' (accepting side). connecting, accepting: the HELLO messages as sent,
- * without seal. */
-void xfer_msg_mac(const char *secret, char role, const uint8_t *connecting, uint32_t connecting_len,
-                  const uint8_t *accepting, uint32_t accepting_len, uint8_t mac_out[XFER_MSG_MAC_BYTES]);
-int xfer_msg_mac_equal(const uint8_t *a, const uint8_t *b); /* in constant time */
+/* What the mac of AUTH signs. role: 'c' (connecting side) or 'a' (accepting side). connecting, accepting: the
+ * HELLO messages as sent, without seal. The caller frees it. */
+struct bytes xfer_msg_said(char role, const uint8_t *connecting, uint32_t connecting_len, const uint8_t *accepting,
+                           uint32_t accepting_len);

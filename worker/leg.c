@@ -248,10 +248,13 @@ static enum td_status check_message(struct worker *w, const Tandem__Worker__V1__
         return TD_ERR_INVALID;
     if (m->sampling->n_logit_bias > SAMPLING_MAX_BIAS || m->n_ids > UINT32_MAX / 2)
         return td_fail(e, TD_ERR_INVALID, "leg: too many ids or biases");
+    const struct xfer_id id = {m->id->incarnation, m->id->counter};
+    bool is_used = lease_is_open(w, id); /* of a leg that has ended, or of another worker's question */
     const struct leg *l;
     LIST_FOREACH (l, &w->legs, in_worker)
-        if (same_id(l->id, (struct xfer_id){m->id->incarnation, m->id->counter}))
-            return td_fail(e, TD_ERR_INVALID, "leg.id: in use");
+        is_used |= same_id(l->id, id);
+    if (is_used)
+        return td_fail(e, TD_ERR_INVALID, "leg.id: in use");
     return atomic_load(&w->stopping) ? td_fail(e, TD_ERR_REFUSED, "worker is draining") : TD_OK;
 }
 

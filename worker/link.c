@@ -1,7 +1,8 @@
 /*
  * Links to routers: one gRPC call each.
  *
- *   on_open -> on_hello (LINK_UP, enters the list of the server) -> on_message* -> on_end (LINK_GONE)
+ *   on_open -> on_hello (challenge) -> on_proof (LINK_UP, enters the list of the server) -> on_message*
+ *           -> on_end (LINK_GONE)
  *
  * A link is counted. The call holds one reference until on_end, every mail holds one, and a leg holds one as
  * long as it exists; so a link outlives its call, and sending to it then does nothing.
@@ -12,23 +13,24 @@
  */
 #include "worker/link.h"
 
-#include <openssl/crypto.h>
-#include <openssl/hmac.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/endian.h"
 #include "base/list.h"
 #include "base/mem.h"
+#include "worker/proof.h"
 
 struct link {
     _Atomic uint32_t refs;
     LIST_ENTRY(link) in_server; /* between hello and end */
     struct link_server *server;
     struct rpc_call *call;
-    uint64_t incarnation;
-    /* The hello was accepted. Set once, by an rpc thread; the first Load may follow at once. */
+    /* What hello and challenge said; router's incarnation. Used by on_message() only, until `up`. */
+    struct proof_said said;
+    bool is_challenged;
+    /* The proof was accepted. Set once, by an rpc thread; the first Load may follow at once. */
     bool up;
     /* Messages that arrived, the hello included. */
     _Atomic uint32_t n_heard;
@@ -52,15 +54,6 @@ struct link_server {
     LIST_HEAD(, link) links;
 };
 
-void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES])
-{
-    uint8_t text[13 + 8] = "tandem-attach";
-    unsigned len = LINK_PROOF_BYTES;
-    secret = secret ? secret : "";
-    put_u64(text + 13, incarnation);
-    HMAC(EVP_sha256(), secret, (int)strlen(secret), text, sizeof(text), out, &len);
-}
-
 struct link *link_ref(struct link *link)
 {
     atomic_fetch_add(&link->refs, 1);
@@ -79,7 +72,7 @@ void link_unref(struct link *link)
 
 uint64_t link_router_incarnation(const struct link *link)
 {
-    return link->incarnation;
+    return link->said.incarnation;
 }
 
 void link_leg_began(struct link *link, uint64_t counter)
@@ -111,7 +104,7 @@ static void note_taken(struct link *link, uint32_t number)
 void link_mail_free(struct link_mail *mail)
 {
     if (mail->kind != LINK_GONE)
-        note_taken(mail->link, mail->message ? mail->message->number : 1); /* LINK_UP: the hello, number 1 */
+        note_taken(mail->link, mail->message ? mail->message->number : 2); /* LINK_UP: the proof, number 2 */
     if (mail->message)
         tandem__worker__v1__router_message__free_unpacked(mail->message, NULL);
     link_unref(mail->link);
@@ -152,7 +145,7 @@ void link_send(struct link *link, const Tandem__Worker__V1__WorkerMessage *messa
 {
     if (send_numbered(link, message) == TD_ERR_NO_SPACE) {
         log_error(link->server->config.log, "router does not read; cut off router=%016llx",
-                  (unsigned long long)link->incarnation);
+                  (unsigned long long)link->said.incarnation);
         rpc_call_abort(link->call, RPC_RESOURCE_EXHAUSTED, "worker's queue to this router is full");
     }
 }
@@ -183,22 +176,45 @@ static void on_open(struct rpc_call *call, void *user)
     rpc_call_set_user(call, link);
 }
 
-/* Answers before the link enters the list: the first message that a router gets is the hello. */
+/* Answers with a challenge, in which this side proves the secret. */
 static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *hello)
 {
-    uint8_t proof[LINK_PROOF_BYTES];
-    struct link_server *s = link->server;
+    uint8_t proof[SECRET_MAC_BYTES];
+    char text[80];
     if (hello->protocol != LINK_PROTOCOL_VERSION) {
-        rpc_call_finish(link->call, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 1", 0);
+        snprintf(text, sizeof(text), "protocol version differs: this worker speaks %d", LINK_PROTOCOL_VERSION);
+        rpc_call_finish(link->call, RPC_FAILED_PRECONDITION, text, 0);
         return;
     }
-    link_proof(s->config.secret, hello->incarnation, proof);
-    if (hello->secret_proof.len != sizeof(proof) || CRYPTO_memcmp(hello->secret_proof.data, proof, sizeof(proof))) {
-        log_warn(s->config.log, "router without the cluster secret refused");
-        rpc_call_finish(link->call, RPC_UNAUTHENTICATED, "secret_proof: not by this cluster's secret", 0);
+    if (!proof_nonce_read(hello->nonce, link->said.router)) {
+        rpc_call_finish(link->call, RPC_INVALID_ARGUMENT, "nonce: has 16 bytes", 0);
         return;
     }
-    link->incarnation = hello->incarnation;
+    link->said.incarnation = hello->incarnation;
+    secret_nonce(link->said.worker);
+    proof_sign(link->server->config.secret, ATTACH_WORKER, &link->said, proof);
+    Tandem__Worker__V1__Challenge challenge = TANDEM__WORKER__V1__CHALLENGE__INIT;
+    Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    challenge.nonce = (ProtobufCBinaryData){sizeof(link->said.worker), link->said.worker};
+    challenge.proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    message.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE;
+    message.challenge = &challenge;
+    link->is_challenged = true;
+    link_send(link, &message);
+}
+
+/* Answers before the link enters the list: the first message after the challenge is the hello. */
+static void on_proof(struct link *link, const Tandem__Worker__V1__Proof *proof)
+{
+    struct link_server *s = link->server;
+    char who[RPC_PEER_BYTES];
+    if (!proof_verify(s->config.secret, ATTACH_ROUTER, &link->said, proof->proof)) {
+        rpc_call_peer(link->call, who);
+        log_limited(s->config.log, LOG_WARN, "router without the cluster secret refused from=%s", who);
+        rpc_call_finish(link->call, RPC_UNAUTHENTICATED, "proof: not by this cluster's secret", 0);
+        return;
+    }
+    rpc_call_proved(link->call);
     Tandem__Worker__V1__WorkerHello answer = TANDEM__WORKER__V1__WORKER_HELLO__INIT;
     Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     answer.protocol = LINK_PROTOCOL_VERSION;
@@ -213,33 +229,57 @@ static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *h
     deliver(link, LINK_UP, NULL);
 }
 
+/* The kind of message that must come now; NOT_SET: any but these two. */
+static int kind_due(const struct link *link)
+{
+    return link->up              ? TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET
+           : link->is_challenged ? TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF
+                                 : TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+}
+
+static bool is_due(const struct link *link, int kind)
+{
+    int due = kind_due(link);
+    if (link->is_challenged && kind == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_REFUSAL)
+        return true; /* also instead of a proof: the router does not take ours */
+    if (due != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET)
+        return kind == due;
+    return kind != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET &&
+           kind != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO &&
+           kind != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
+}
+
 static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct link *link = rpc_call_user(call);
     const Tandem__Worker__V1__RouterMessage *m = (const Tandem__Worker__V1__RouterMessage *)base;
-    bool hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
-    if (hello == link->up || m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND__NOT_SET) {
-        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first", 0);
+    if (!is_due(link, m->kind_case)) {
+        rpc_call_finish(call, RPC_INVALID_ARGUMENT, "kind: a stream begins with a hello and a proof, one of each", 0);
         return;
     }
-    /* The number of a hello is not checked: on_hello() reports another version or secret first. */
-    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !hello) {
+    bool is_hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    /* The number of a hello is not checked: on_hello() reports another version first. */
+    if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !is_hello) {
         log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
-                 (unsigned long long)link->incarnation);
+                 (unsigned long long)link->said.incarnation);
         rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);
         return;
     }
-    if (hello) {
+    switch (m->kind_case) {
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO:
         on_hello(link, m->hello);
-        return;
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF:
+        on_proof(link, m->proof);
+        break;
+    case TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_REFUSAL:
+        log_limited(link->server->config.log, LOG_ERROR, "router refuses this worker router=%016llx why='%.*s'",
+                    (unsigned long long)link->said.incarnation, (int)m->refusal->why.len,
+                    m->refusal->why.len ? (const char *)m->refusal->why.data : "");
+        break;
+    default:
+        deliver(link, LINK_MESSAGE, (Tandem__Worker__V1__RouterMessage *)rpc_call_take(call, base));
     }
-    if (m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_REFUSAL) {
-        log_error(link->server->config.log, "router refuses this worker router=%016llx why='%.*s'",
-                  (unsigned long long)link->incarnation, (int)m->refusal->why.len,
-                  m->refusal->why.len ? (const char *)m->refusal->why.data : "");
-        return;
-    }
-    deliver(link, LINK_MESSAGE, (Tandem__Worker__V1__RouterMessage *)rpc_call_take(call, base));
 }
 
 /* The link leaves the list before LINK_GONE is delivered: no message follows it. */
@@ -272,12 +312,14 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
         (struct rpc_method){.path = "/tandem.worker.v1.Worker/Attach",
                             .request = &tandem__worker__v1__router_message__descriptor,
                             .handlers = {.on_message = on_message, .on_half_close = on_half_close, .on_end = on_end},
-                            .on_open = on_open};
+                            .on_open = on_open,
+                            .must_prove = true};
     const struct rpc_server_config rpc = {.listen = config->listen,
                                           .methods = &s->method,
                                           .n_methods = 1,
                                           .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
                                           .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
+                                          .max_calls = LINK_MAX_STREAMS,
                                           .faults = config->faults,
                                           .log = config->log,
                                           .user = s};

@@ -1,6 +1,6 @@
 /*
- * The stream between a router and a worker or store, on the serving side: hello, proof of the cluster secret,
- * messages.
+ * The stream between a router and a worker or store, on the serving side: proof of the cluster secret
+ * (worker/proof.h), hello, messages.
  *
  * One link exists for each attached router. The owner gets messages as mail and may answer from any thread. A
  * router that stops reading is cut off when its queue of 64 MiB is full; its legs are then cancelled as if it
@@ -11,10 +11,12 @@
 #include <stdint.h>
 
 #include "base/queue.h"
+#include "base/secret.h"
 #include "proto/rpc/rpc.h"
 #include "worker.pb-c.h"
 
-enum { LINK_PROTOCOL_VERSION = 1, LINK_PROOF_BYTES = 32, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
+enum { LINK_PROTOCOL_VERSION = 2, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
+enum { LINK_MAX_STREAMS = 256 }; /* open at once, and those that have not proved themselves make room */
 
 /* Time between two heartbeats, which also acknowledge legs, and the least --silence-ms: a shorter one takes
  * every idle worker for dead. */
@@ -35,7 +37,7 @@ struct link_server;
 
 struct link_server_config {
     const char *listen;
-    const char *secret;
+    struct secret *secret; /* borrowed; NULL: none */
     struct faults *faults; /* borrowed; NULL: none */
     const struct log *log;
     /* On an rpc thread. The callee owns the mail and frees it with link_mail_free(). */
@@ -75,6 +77,3 @@ void link_leg_ended(struct link *link, uint64_t counter);
 void link_server_send_all(struct link_server *s, const Tandem__Worker__V1__WorkerMessage *message);
 void link_server_send_others(struct link_server *s, const struct link *except,
                              const Tandem__Worker__V1__WorkerMessage *message);
-
-/* out = HMAC-SHA-256(secret, "tandem-attach" || incarnation as u64, little-endian) */
-void link_proof(const char *secret, uint64_t incarnation, uint8_t out[LINK_PROOF_BYTES]);

@@ -294,15 +294,6 @@ bool prefix_pull_ended(struct worker *w, struct leg *leg, const struct worker_pu
 
 /* --------------------------------------------------------------- answering */
 
-static bool is_leased(const struct worker *w, struct xfer_id id)
-{
-    const struct worker_lease *l;
-    LIST_FOREACH (l, &w->leases, in_worker)
-        if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
-            return true;
-    return false;
-}
-
 /*
  * Holds the pages of the longest prefix of the keys that the pool has, once more for each key; the caller
  * gives the holds back. At most as many as the pool has pages, which is the limit of a lease: a peer may
@@ -333,7 +324,7 @@ void prefix_asked(struct worker *w, const struct bytes *message, uint64_t reader
         return;
     }
     struct xfer_id id = {m.id_incarnation, m.id_counter};
-    if (is_leased(w, id)) {
+    if (lease_is_open(w, id)) {
         log_warn(&w->log, "question for blocks with an id that is in use refused id=%llx-%llu",
                  (unsigned long long)id.incarnation, (unsigned long long)id.counter);
         return;

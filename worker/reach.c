@@ -1,6 +1,5 @@
 #include "worker/reach.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,6 +41,23 @@ static enum td_status check_address(const char *option, const char *address, boo
             "%s %s is every address of this host, which tells nobody where to connect; --advertise HOST does", option,
             address);
     return TD_OK;
+}
+
+bool reach_is_local(const char *address)
+{
+    int n = host_len(address);
+    return is_unix(address) || !strncmp(address, "127.", 4) || (n == 9 && !memcmp(address, "localhost", 9)) ||
+           (n == 5 && !memcmp(address, "[::1]", 5)) || (n == 3 && !memcmp(address, "::1", 3));
+}
+
+enum td_status reach_guard(const char *option, const char *address, const struct secret *secret, bool is_insecure,
+                           struct td_error *e)
+{
+    if (is_insecure || secret_is_set(secret) || reach_is_local(address))
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID,
+                   "%s %s: the network reaches it, and nothing proves who connects; --insecure allows that", option,
+                   address);
 }
 
 enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],

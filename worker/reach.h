@@ -12,6 +12,9 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
+#include "base/secret.h"
 #include "base/status.h"
 
 enum { REACH_BYTES = 128 }; /* longest address that routers accept, with the final 0 */
@@ -22,6 +25,16 @@ struct reach_config {
     /* HOST or HOST:PORT; an IPv6 address with a port is in brackets. NULL: none. */
     const char *advertise;
 };
+
+/* Whether only this host reaches the address: loopback or a unix socket. */
+bool reach_is_local(const char *address);
+
+/*
+ * Refuses (TD_ERR_INVALID) a listener that the network reaches and that asks nobody for a proof: one off
+ * loopback, if secret is not set, unless is_insecure. option names it in the error.
+ */
+enum td_status reach_guard(const char *option, const char *address, const struct secret *secret, bool is_insecure,
+                           struct td_error *error_out);
 
 /* Chooses where transfers listen. TD_ERR_INVALID names the option with a bad address. */
 enum td_status reach_listen(const struct reach_config *config, char xfer_listen_out[REACH_BYTES],

@@ -4,47 +4,87 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "admin.pb-c.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/ticker.h"
-#include "worker/link.h"
+#include "proto/rpc/rpc.h"
+#include "worker.pb-c.h"
+#include "worker/proof.h"
 
 enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
 
+struct joined_router { /* a router */
+    struct rpc_client *client;
+    enum rpc_code last; /* how the last call ended; only changes are logged */
+    uint8_t nonce[SECRET_NONCE_BYTES];
+    bool has_nonce; /* that it gave in its last answer */
+};
+
 struct registrar {
     struct registrar_config config;
-    struct rpc_client *routers[MAX_ROUTERS];
-    enum rpc_code last[MAX_ROUTERS]; /* how the last call ended; only changes are logged */
+    struct joined_router routers[MAX_ROUTERS];
     uint32_t n_routers;
     struct ticker *ticker;
 };
 
-static void tell(struct registrar *r, uint32_t i)
+/* Takes what a router answered. RPC_OK: it has us, or *again_out: it waits for a call with its nonce. */
+static enum rpc_code on_answer(struct registrar *r, struct joined_router *t, struct proof_said *said,
+                               const Tandem__Worker__V1__JoinResponse *answer, bool *again_out, struct td_error *e)
 {
-    Tandem__Admin__V1__JoinRequest m = TANDEM__ADMIN__V1__JOIN_REQUEST__INIT;
-    uint8_t proof[LINK_PROOF_BYTES];
-    struct td_error e = {{0}};
+    t->has_nonce = proof_nonce_read(answer->nonce, t->nonce);
+    memcpy(said->router, t->nonce, sizeof(said->router));
+    if (!t->has_nonce || !proof_verify(r->config.secret, JOIN_ROUTER, said, answer->proof)) {
+        t->has_nonce = false;
+        td_fail(e, TD_ERR_AUTH, "the router does not know the cluster secret");
+        return RPC_UNAUTHENTICATED;
+    }
+    *again_out = !answer->is_taken;
+    return RPC_OK;
+}
+
+static enum rpc_code ask(struct registrar *r, struct joined_router *t, bool *again_out, struct td_error *e)
+{
+    Tandem__Worker__V1__JoinRequest m = TANDEM__WORKER__V1__JOIN_REQUEST__INIT;
+    uint8_t proof[SECRET_MAC_BYTES];
     ProtobufCMessage *answer = NULL;
-    link_proof(r->config.secret, r->config.incarnation, proof);
+    struct proof_said said = {.incarnation = r->config.incarnation, .address = r->config.address};
+    secret_nonce(said.worker);
     m.address = rpc_data(r->config.address);
     m.incarnation = r->config.incarnation;
-    m.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};
-    enum rpc_code code = rpc_unary(r->routers[i], "/tandem.admin.v1.Admin/Join", &m.base,
-                                   &tandem__admin__v1__join_response__descriptor, CALL_MS, &answer, &e);
+    m.nonce = (ProtobufCBinaryData){sizeof(said.worker), said.worker};
+    if (t->has_nonce) {
+        memcpy(said.router, t->nonce, sizeof(said.router));
+        proof_sign(r->config.secret, JOIN_WORKER, &said, proof);
+        m.router_nonce = (ProtobufCBinaryData){sizeof(said.router), said.router};
+        m.proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    }
+    enum rpc_code code = rpc_unary(t->client, "/tandem.worker.v1.Registry/Join", &m.base,
+                                   &tandem__worker__v1__join_response__descriptor, CALL_MS, &answer, e);
+    if (!code)
+        code = on_answer(r, t, &said, (const Tandem__Worker__V1__JoinResponse *)answer, again_out, e);
     if (answer)
         protobuf_c_message_free_unpacked(answer, NULL);
-    if (code && code != r->last[i])
+    return code;
+}
+
+static void tell(struct registrar *r, struct joined_router *t)
+{
+    struct td_error e = {{0}};
+    bool again = false;
+    enum rpc_code code = ask(r, t, &again, &e);
+    if (!code && again) /* once: the nonce is new now */
+        code = ask(r, t, &again, &e);
+    if (code && code != t->last)
         log_warn(r->config.log, "router does not take us address=%s why='%s: %s'", r->config.address,
                  rpc_code_name(code), e.text);
-    r->last[i] = code;
+    t->last = code;
 }
 
 static void tell_all(void *arg)
 {
     struct registrar *r = arg;
     for (uint32_t i = 0; i < r->n_routers; i++)
-        tell(r, i);
+        tell(r, &r->routers[i]);
 }
 
 static enum td_status open_routers(struct registrar *r, struct td_error *e)
@@ -59,10 +99,10 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
         snprintf(address, sizeof(address), "%.*s", (int)n, at);
         const struct rpc_client_config c = {
             .target = address, .max_message_bytes = 1 << 16, .max_queued_bytes = 1 << 16, .log = r->config.log};
-        enum td_status s = rpc_client_open(&c, &r->routers[r->n_routers], e);
+        enum td_status s = rpc_client_open(&c, &r->routers[r->n_routers].client, e);
         if (s)
             return s;
-        r->last[r->n_routers++] = RPC_UNAVAILABLE; /* a router that is not up yet is no news */
+        r->routers[r->n_routers++].last = RPC_UNAVAILABLE; /* a router that is not up yet is no news */
         at += n + (at[n] == ',');
     }
     return TD_OK;
@@ -90,6 +130,6 @@ void registrar_close(struct registrar *r)
         return;
     ticker_stop(r->ticker);
     for (uint32_t i = 0; i < r->n_routers; i++)
-        rpc_client_close(r->routers[i]);
+        rpc_client_close(r->routers[i].client);
     free(r);
 }

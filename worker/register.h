@@ -1,7 +1,7 @@
 /*
- * Tells routers where this worker or store is, again every REGISTER_MS, also if they refuse it. So routers
- * learn of a process that joins, and a router that starts anew learns of all, without a list. For a router
- * that knows the process already, a call costs one comparison.
+ * Tells routers (their cluster listeners) where this worker or store is, again every REGISTER_MS, also if
+ * they refuse it. So routers learn of a process that joins, and a router that starts anew learns of all,
+ * without a list. For a router that knows the process already, a call costs one comparison.
  *
  * Threads: one of its own.
  */
@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/log.h"
+#include "base/secret.h"
 #include "base/status.h"
 
 enum { REGISTER_MS = 2000 };
@@ -17,9 +18,9 @@ enum { REGISTER_MS = 2000 };
 struct registrar;
 
 struct registrar_config {
-    const char *routers; /* HOST:PORT,...; NULL: none */
-    const char *address; /* this process's service, as routers reach it; borrowed */
-    const char *secret;  /* borrowed; may be NULL */
+    const char *routers;   /* HOST:PORT,...; NULL: none */
+    const char *address;   /* this process's service, as routers reach it; borrowed */
+    struct secret *secret; /* borrowed; NULL: none */
     uint64_t incarnation;
     uint32_t every_ms; /* 0: REGISTER_MS */
     const struct log *log;

@@ -98,6 +98,8 @@ static void lease_wanted(struct worker *w, struct offer *o, const struct store_w
         n++;
     if (!n || n < m->n) /* nothing is wanted, or a position is outside the offer */
         return;
+    if (lease_is_open(w, o->id)) /* a peer has asked for blocks with an id that is this worker's to give */
+        return;
     struct worker_lease *l = lease_open(w, o->id, 0, false);
     struct xfer_page *pages = mem_array(n, sizeof(*pages));
     for (uint32_t i = 0; i < n; i++) {

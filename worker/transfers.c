@@ -56,6 +56,15 @@ struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t re
     return l;
 }
 
+bool lease_is_open(const struct worker *w, struct xfer_id id)
+{
+    const struct worker_lease *l;
+    LIST_FOREACH (l, &w->leases, in_worker)
+        if (l->id.incarnation == id.incarnation && l->id.counter == id.counter)
+            return true;
+    return false;
+}
+
 void lease_cancel(struct worker *w, struct xfer_id id)
 {
     const struct worker_lease *l;

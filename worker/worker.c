@@ -54,7 +54,7 @@ const struct option WORKER_OPTIONS[] = {
      "address at which routers and peers reach this worker; default: where it listens"},
     {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
      "time after SIGTERM to finish running requests; the others are planned anew elsewhere"},
-    {"secret", OPT_SECRET, AT(secret), NULL, "TEXT", 0, 0, "cluster secret; better set in the environment"},
+    SECRET_OPTIONS(struct worker_options),
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0,
      "address of Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
@@ -687,7 +687,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                             .transports = o->transports,
                             .is_trusted_network = o->is_trusted_network,
                             .incarnation = w->incarnation,
-                            .secret = o->secret,
+                            .secret = w->secret,
                             .layout = &w->geometry.layout,
                             .silence_ns = (uint64_t)o->silence_ms * NS_PER_MS,
                             .faults = w->faults,
@@ -702,7 +702,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
     const struct link_server_config l = {.listen = o->listen,
-                                         .secret = o->secret,
+                                         .secret = w->secret,
                                          .faults = w->faults,
                                          .log = &w->log,
                                          .deliver = on_link_mail,
@@ -714,7 +714,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
         reach_rpc(&w->reach, link_server_address(w->links), w->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
                                        .address = w->rpc_address,
-                                       .secret = o->secret,
+                                       .secret = w->secret,
                                        .incarnation = w->incarnation,
                                        .log = &w->log};
     return s ? s : registrar_open(&r, &w->registrar, e);
@@ -746,7 +746,13 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     enum td_status s = faults_open(w->options.faults, &w->log, &w->faults, error_out);
     faults_export(w->faults, w->metrics);
     if (!s)
+        s = secret_open(w->options.secret, w->options.secret_file, &w->log, &w->secret, error_out);
+    if (!s)
         s = reach_listen(&w->reach, w->xfer_listen, error_out);
+    if (!s)
+        s = reach_guard("--listen", w->options.listen, w->secret, w->options.is_insecure, error_out);
+    if (!s)
+        s = reach_guard("--xfer-listen", w->xfer_listen, w->secret, w->options.is_insecure, error_out);
     if (!s)
         s = open_engine(w, error_out);
     if (!s)
@@ -799,6 +805,7 @@ void worker_close(struct worker *w)
     wants_free(&w->wants);
     pthread_mutex_destroy(&w->load_lock);
     free(w->out);
+    secret_close(w->secret);
     event_queue_free(&w->events);
     free(w);
 }

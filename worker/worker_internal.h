@@ -105,6 +105,7 @@ struct worker {
     /* Time of the engine thread. A long step counts as an absence, because the thread hears nobody in it. */
     struct absence absence;
     struct log log;
+    struct secret *secret; /* NULL: none */
     uint64_t incarnation, next_counter;
     struct geometry geometry;
     struct model *model;
@@ -198,8 +199,11 @@ void held_drop(struct worker *w, struct held_pages *h, bool in_doubt);
 /*
  * Grants a lease with no pages yet. reader_incarnation: the process that may pull it; 0: the first one that
  * asks for the id. reader_is_up: that process is connected now, so the lease ends when its connection does.
+ * The caller has checked lease_is_open() where others choose the id: what is announced would go into the
+ * lease that has it.
  */
 struct worker_lease *lease_open(struct worker *w, struct xfer_id id, uint64_t reader_incarnation, bool reader_is_up);
+bool lease_is_open(const struct worker *w, struct xfer_id id); /* until lease_close() */
 /*
  * Makes a pull and holds its n pages: page i of what is pulled lands in pages[which[i]], or in pages[i] if
  * which is NULL. leg NULL: nobody waits for it. The arrays are borrowed during the call.

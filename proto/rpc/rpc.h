@@ -110,6 +110,11 @@ bool rpc_call_over(struct rpc_call *call);
 /* Server side: a number for the connection that carries the call; calls of one connection have the same
  * number, which no other connection ever has. */
 uint64_t rpc_call_connection(const struct rpc_call *call);
+/* Server side: who is at the other end, for logs: "10.0.0.1:4242", or "uid=0 pid=12" on a unix socket. */
+enum { RPC_PEER_BYTES = 80 };
+void rpc_call_peer(const struct rpc_call *call, char out[RPC_PEER_BYTES]);
+/* Server side: the client of a method with must_prove has proved itself. */
+void rpc_call_proved(struct rpc_call *call);
 
 /*
  * Any thread. Packs the message before it returns. TD_ERR_NO_SPACE: the queue is full, nothing is sent.
@@ -136,7 +141,8 @@ struct rpc_method {
     /* A call has arrived; call rpc_call_set_user here. */
     void (*on_open)(struct rpc_call *call, void *server_user);
     bool one_request; /* a second message ends the call with INVALID_ARGUMENT and is not delivered */
-    bool reserve;     /* may use the RPC_RESERVED_CALLS when max_calls are open */
+    /* The call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, until rpc_call_proved(). */
+    bool must_prove;
 };
 
 #define RPC_BYTES (128ull << 20)
@@ -144,6 +150,7 @@ enum { RPC_FIRST_MESSAGE_MS = 10000 }; /* a call that has brought no message by 
 
 struct rpc_server_config {
     const char *listen;               /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
+    bool is_private;                  /* a unix socket gets mode 0600: nobody but our user connects */
     const struct rpc_method *methods; /* borrowed, outlives the server */
     uint32_t n_methods;
     /* Serialized FileDescriptorSet (protoc --include_imports), for reflection. */
@@ -172,7 +179,7 @@ struct rpc_server_stats {
     /*
      * Calls refused because max_calls were open. Each was answered with RESOURCE_EXHAUSTED and, as
      * retry-after-ms, the time in which as many of the open calls end as were refused since the last end.
-     * Methods with `reserve` have RPC_RESERVED_CALLS more places, for operators.
+     * Health checks have RPC_RESERVED_CALLS more places.
      */
     uint64_t calls_refused;
     uint32_t connections; /* open; up to a second old */
@@ -216,6 +223,7 @@ void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text)
 struct rpc_client; /* a channel to one target */
 struct rpc_client_config {
     const char *target; /* "HOST:PORT" or "unix:/path" */
+    const char *bearer; /* copied; every call says "authorization: Bearer ..."; NULL: none */
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
     uint32_t frozen_ms;    /* a server that answers no ping for this long is lost; 0: RPC_FROZEN_MS */

@@ -221,6 +221,26 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     return cookie;
 }
 
+void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes)
+{
+    struct sockaddr_storage a = {0};
+    struct ucred who = {0};
+    socklen_t len = sizeof(a), who_len = sizeof(who);
+    char host[INET6_ADDRSTRLEN + 16] = "?", port[8] = "?";
+    snprintf(out, out_bytes, "?");
+    pthread_mutex_lock(&d->lock);
+    /* A connection with an open call keeps its descriptor; when it has ended, another may have it. */
+    bool is_there = connection && cookie_of(fd) == connection;
+    bool is_known = is_there && !getpeername(fd, (struct sockaddr *)&a, &len);
+    if (is_known && a.ss_family == AF_UNIX && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_len))
+        snprintf(out, out_bytes, "uid=%u pid=%d", (unsigned)who.uid, (int)who.pid);
+    else if (is_known && a.ss_family != AF_UNIX &&
+             !getnameinfo((struct sockaddr *)&a, len, host, sizeof(host), port, sizeof(port),
+                          NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(out, out_bytes, a.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    pthread_mutex_unlock(&d->lock);
+}
+
 /* Whether too many calls of the connection have ended without a message. */
 static bool is_flood(struct connection *c, uint64_t now)
 {
@@ -462,7 +482,10 @@ static enum td_status bind_one(struct rpc_door *d, const struct sockaddr *to, so
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (fd >= 0 && to->sa_family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    if (fd >= 0 && !bind(fd, to, len) && !listen(fd, BACKLOG)) {
+    bool is_bound = fd >= 0 && !bind(fd, to, len);
+    if (is_bound && to->sa_family == AF_UNIX && d->config.is_private) /* before anybody can connect */
+        is_bound = !chmod(((const struct sockaddr_un *)to)->sun_path, 0600);
+    if (is_bound && !listen(fd, BACKLOG)) {
         d->listeners[d->n_listeners++] = fd;
         return TD_OK;
     }
@@ -470,6 +493,16 @@ static enum td_status bind_one(struct rpc_door *d, const struct sockaddr *to, so
     if (fd >= 0)
         close(fd);
     return s;
+}
+
+/* Whether a process listens there. */
+static bool is_in_use(const struct sockaddr_un *to)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool in_use = fd >= 0 && (!connect(fd, (const struct sockaddr *)to, sizeof(*to)) || errno == EAGAIN);
+    if (fd >= 0)
+        close(fd);
+    return in_use;
 }
 
 static enum td_status bind_unix(struct rpc_door *d, const char *path, struct td_error *e)
@@ -480,7 +513,10 @@ static enum td_status bind_unix(struct rpc_door *d, const char *path, struct td_
         return td_fail(e, TD_ERR_INVALID, "listen: %s: a path of 1 to %zu bytes is needed", d->config.listen,
                        sizeof(to.sun_path) - 1);
     memcpy(to.sun_path, path, strlen(path));
-    if (!lstat(path, &st) && S_ISSOCK(st.st_mode)) /* left by a process that was killed */
+    bool is_socket = !lstat(path, &st) && S_ISSOCK(st.st_mode);
+    if (is_socket && is_in_use(&to))
+        return td_fail(e, TD_ERR_IO, "listen: cannot bind %s: another process listens there", d->config.listen);
+    if (is_socket) /* left by a process that was killed */
         unlink(path);
     enum td_status s = bind_one(d, (struct sockaddr *)&to, sizeof(to), e);
     if (!s)

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/log.h"
@@ -36,6 +37,7 @@ struct rpc_door;
 
 struct rpc_door_config {
     const char *listen;                        /* "HOST:PORT" or "unix:/path" */
+    bool is_private;                           /* a unix socket gets mode 0600 */
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
@@ -52,7 +54,10 @@ struct rpc_door_stats {
     uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; full of calls without a message */
 };
 
-/* Binds and listens; connections are taken from rpc_door_start() on. error_out names the address. */
+/*
+ * Binds and listens; connections are taken from rpc_door_start() on. error_out names the address. A unix
+ * socket that a process left which was killed is replaced; one at which somebody listens is not.
+ */
 enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_door **out, struct td_error *error_out);
 void rpc_door_start(struct rpc_door *d);
 /* Stops listening and drops the connections that wait. Those handed on stay. */
@@ -64,6 +69,8 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
 /* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
  * end; 0: it is not known any more. */
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
+/* Who is at the other end, as rpc_call_peer() gives it. */
+void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 /* was_silent: the call was admitted and brought no message. A connection with more than RPC_SILENT_CALLS such
  * calls in a second is closed. */
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent);

@@ -152,6 +152,16 @@ uint64_t rpc_call_connection(const struct rpc_call *call)
     return call->connection;
 }
 
+void rpc_call_peer(const struct rpc_call *call, char out[RPC_PEER_BYTES])
+{
+    rpc_door_peer(call->door, call->fd, call->connection, out, RPC_PEER_BYTES);
+}
+
+void rpc_call_proved(struct rpc_call *call)
+{
+    rpc_pump_spoke(call->pump, call);
+}
+
 bool rpc_call_over(struct rpc_call *call)
 {
     pthread_mutex_lock(&call->lock);
@@ -602,7 +612,7 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         call_abort(call, call->is_server ? RPC_INVALID_ARGUMENT : RPC_INTERNAL, text, true);
         return;
     }
-    if (call->is_server && !call->n_received)
+    if (call->is_server && !call->n_received && !call->must_prove)
         rpc_pump_spoke(call->pump, call);
     call->n_received++;
     call->message_taken = false;

@@ -20,6 +20,7 @@
 struct rpc_client {
     struct rpc_pump pump;
     grpc_channel *channel;
+    char *authorization; /* value of that header of every call; NULL: none */
 };
 
 /* ------------------------------------------------------------------ channel */
@@ -53,6 +54,12 @@ static grpc_channel *channel_create(const char *target, uint32_t max_message_byt
     return channel;
 }
 
+static bool header_is_legal(const char *name, const char *value)
+{
+    grpc_slice key = grpc_slice_from_static_string(name), val = grpc_slice_from_static_string(value);
+    return grpc_header_key_is_legal(key) && !grpc_is_binary_header(key) && grpc_header_nonbin_value_is_legal(val);
+}
+
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
                                struct td_error *error_out)
 {
@@ -61,9 +68,17 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
     if (!config->target || !strchr(config->target, ':'))
         return td_fail(error_out, TD_ERR_INVALID, "target: %s is neither HOST:PORT nor unix:/path",
                        config->target ? config->target : "nothing");
+    struct bytes authorization = {0};
+    if (config->bearer)
+        bytes_printf(&authorization, "Bearer %s", config->bearer);
+    if (config->bearer && !header_is_legal("authorization", authorization.data)) {
+        bytes_free(&authorization);
+        return td_fail(error_out, TD_ERR_INVALID, "the key holds characters that no header may have");
+    }
     struct rpc_client *c = mem_zalloc(sizeof(*c));
     rpc_pump_init(&c->pump, false, config->max_message_bytes, config->max_queued_bytes, config->log);
     c->pump.faults = config->faults;
+    c->authorization = authorization.data;
     c->channel = channel_create(config->target, c->pump.max_message_bytes, config->frozen_ms);
     *out = c;
     return TD_OK;
@@ -74,6 +89,7 @@ static void *client_destroy(void *arg)
     struct rpc_client *c = arg;
     grpc_channel_destroy(c->channel);
     rpc_pump_fini(&c->pump);
+    free(c->authorization);
     free(c);
     return NULL;
 }
@@ -92,23 +108,20 @@ void rpc_client_close(struct rpc_client *c)
 
 /* ------------------------------------------------------------------ calls */
 
-static bool header_is_legal(const char *name, const char *value)
-{
-    grpc_slice key = grpc_slice_from_static_string(name), val = grpc_slice_from_static_string(value);
-    return grpc_header_key_is_legal(key) && !grpc_is_binary_header(key) && grpc_header_nonbin_value_is_legal(val);
-}
-
-static enum td_status call_set_headers(struct rpc_call *call, const char *const *headers)
+static enum td_status call_set_headers(struct rpc_client *c, struct rpc_call *call, const char *const *headers)
 {
     uint32_t n = 0;
     while (headers && headers[2 * n])
         n++;
-    call->headers = mem_array(n, sizeof(*call->headers));
+    call->headers = mem_array(n + 1, sizeof(*call->headers));
+    if (c->authorization)
+        call->headers[call->n_headers++] =
+            (struct rpc_header){mem_strdup("authorization"), mem_strdup(c->authorization)};
     for (uint32_t i = 0; i < n; i++) {
         if (!headers[2 * i + 1] || !header_is_legal(headers[2 * i], headers[2 * i + 1]))
             return TD_ERR_INVALID;
-        call->headers[i] = (struct rpc_header){mem_strdup(headers[2 * i]), mem_strdup(headers[2 * i + 1])};
-        call->n_headers++;
+        call->headers[call->n_headers++] =
+            (struct rpc_header){mem_strdup(headers[2 * i]), mem_strdup(headers[2 * i + 1])};
     }
     return TD_OK;
 }
@@ -132,7 +145,7 @@ static enum td_status call_start(struct rpc_client *c, const struct rpc_call_par
     call->incoming = params->response;
     call->user = params->user;
     call->wait_for_ready = params->wait_for_ready;
-    enum td_status status = call_set_headers(call, params->headers);
+    enum td_status status = call_set_headers(c, call, params->headers);
     if (status == TD_OK && first)
         status = rpc_call_preload(call, first);
     if (status == TD_OK) {

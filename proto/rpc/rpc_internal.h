@@ -74,7 +74,7 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call);
  * their request with the call.
  */
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out);
-/* The first message of a server's call has come. */
+/* A server's call is no longer silent: its first message has come, or its proof. */
 void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call);
 /* Ends the calls that were opened before this time and have brought no message. */
 void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns);
@@ -114,6 +114,7 @@ struct rpc_send; /* a packed message in the queue */
 struct rpc_call {
     _Atomic uint32_t refs;
     bool is_server, one_request;
+    bool must_prove;       /* its messages do not end its silence; rpc_call_proved() does */
     bool admitted;         /* counted in pump->n_admitted */
     bool was_admitted;     /* its request was read, or waited for; a refused call's is not */
     struct rpc_pump *pump; /* valid until call_release */
@@ -198,7 +199,7 @@ struct rpc_service_method { /* one row of a server's method table */
     struct rpc_handlers handlers;
     void (*on_open)(struct rpc_call *call, void *open_user);
     void *open_user;
-    bool one_request, reserve;
+    bool one_request, must_prove, reserve;
 };
 
 struct rpc_health;

@@ -193,7 +193,8 @@ static void end_silent(struct rpc_call *call)
 {
     if (!call)
         return;
-    rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "no request came with the call");
+    rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED,
+                   call->must_prove ? "no proof came in time" : "no request came with the call");
     rpc_call_unref(call);
 }
 

@@ -164,6 +164,7 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         call->handlers = m->handlers;
         call->incoming = m->request;
         call->one_request = m->one_request;
+        call->must_prove = m->must_prove;
         rpc_call_run_server(call, m->on_open, m->open_user);
         return;
     }
@@ -273,6 +274,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
 {
     s->credentials = grpc_insecure_server_credentials_create();
     const struct rpc_door_config door = {.listen = config->listen,
+                                         .is_private = config->is_private,
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
@@ -296,7 +298,7 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
             .on_open = m->on_open,
             .open_user = config->user,
             .one_request = m->one_request,
-            .reserve = m->reserve,
+            .must_prove = m->must_prove,
         };
     }
     s->health = rpc_health_open(config->methods, config->n_methods);

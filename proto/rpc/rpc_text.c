@@ -40,6 +40,8 @@ enum rpc_code rpc_code_of_status(enum td_status status)
         return RPC_UNIMPLEMENTED;
     case TD_ERR_STALE:
         return RPC_ABORTED;
+    case TD_ERR_FORBIDDEN:
+        return RPC_PERMISSION_DENIED;
     case TD_ERR_VERSION:
         return RPC_FAILED_PRECONDITION;
     case TD_ERR_AUTH:

@@ -399,6 +399,38 @@ START_TEST(test_file_read_refuses_what_is_too_large)
 }
 END_TEST
 
+static size_t resident_bytes(void)
+{
+    long total = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(fscanf(f, "%ld %ld", &total, &resident), 2);
+    fclose(f);
+    return (size_t)resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+START_TEST(test_freed_memory_returns_also_if_it_came_and_went_between_two_calls)
+{
+    enum { N = 2000, BYTES = 65536 };
+    static void *held[N];
+    if (getenv("TANDEM_SANITIZE")) /* their allocators keep what was freed */
+        return;
+    mem_return_freed(1);
+    size_t before = resident_bytes();
+    for (uint64_t i = 1; i < 4; i++) {
+        for (int k = 0; k < N; k++)
+            held[k] = memset(mem_zalloc(BYTES), 1, BYTES);
+        void *last = mem_zalloc(BYTES); /* without it the allocator would return all by itself */
+        for (int k = 0; k < N; k++)
+            free(held[k]);
+        ck_assert_uint_gt(resident_bytes(), before + N * BYTES / 2);
+        mem_return_freed(1 + i * 11000000000ull);
+        ck_assert_uint_lt(resident_bytes(), before + (32 << 20));
+        free(last);
+    }
+}
+END_TEST
+
 START_TEST(test_faults_happen_as_often_as_the_script_says_and_repeat)
 {
     struct td_error e;
@@ -825,6 +857,7 @@ int main(void)
     tcase_add_test(t, test_metrics_render_prometheus_text);
     tcase_add_test(t, test_random_at_is_repeatable_and_even);
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
+    tcase_add_test(t, test_freed_memory_returns_also_if_it_came_and_went_between_two_calls);
     tcase_add_test(t, test_faults_happen_as_often_as_the_script_says_and_repeat);
     tcase_add_test(t, test_faults_script_that_makes_no_sense_is_refused_by_its_word);
     tcase_add_test(t, test_faults_of_a_disk_that_is_full_meet_puts_deletes_and_flushes);

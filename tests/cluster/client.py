@@ -1,5 +1,5 @@
 """The API as a Python grpcio client sees it, generated from proto/ when a test starts."""
-import os, subprocess, sys, tempfile
+import hmac, os, struct, subprocess, sys, tempfile
 
 try:
     import grpc
@@ -16,8 +16,39 @@ with tempfile.TemporaryDirectory(prefix="tandem-pb-") as _dir:
                                                       "grpc_reflection.proto")]
         subprocess.run(["protoc", "--proto_path=" + full, "--python_out=" + _dir, *files], check=True)
     sys.path.insert(0, _dir)
-    import tandem_pb2 as pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
+    import tandem_pb2 as pb, admin_pb2 as admin_pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
     sys.path.remove(_dir)
+
+
+class Router:
+    """A stream to a worker, as a router has it: iterating gives the worker's messages, its hello first."""
+
+    def __init__(self, address, secret, incarnation=77):
+        import queue
+        self.queue, self.n, self.incarnation = queue.Queue(), 0, incarnation
+        nonce = os.urandom(16)
+        self.call = grpc.insecure_channel(address).stream_stream(
+            "/tandem.worker.v1.Worker/Attach", request_serializer=lambda m: m.SerializeToString(),
+            response_deserializer=worker_pb.WorkerMessage.FromString)(iter(self.queue.get, None), timeout=30 * SLOW)
+        self.say(worker_pb.RouterMessage(hello=worker_pb.RouterHello(protocol=2, incarnation=incarnation, nonce=nonce)))
+        challenge = next(self.call).challenge
+        said = struct.pack("<Q", incarnation) + nonce + challenge.nonce
+        assert challenge.proof == hmac.digest(secret.encode(), b"tandem-attach-worker\0" + said, "sha256")
+        self.proof = worker_pb.RouterMessage(proof=worker_pb.Proof(proof=hmac.digest(
+            secret.encode(), b"tandem-attach-router\0" + said, "sha256")))
+        self.say(self.proof)
+
+    def say(self, message):
+        self.n += 1
+        message.number = self.n
+        self.queue.put(message)
+
+    def __iter__(self):
+        return self.call
+
+    def close(self):
+        self.queue.put(None)
+        self.call.cancel()
 
 
 class Client:

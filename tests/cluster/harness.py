@@ -19,6 +19,9 @@ DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # set by tests/gpu.sh
 CACHE = tempfile.mkdtemp(prefix="tandem-cache-")
 os.environ["XDG_CACHE_HOME"] = CACHE
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+# Sockets of routers' operators, for this program alone.
+os.environ["XDG_RUNTIME_DIR"] = RUNTIME = tempfile.mkdtemp(prefix="tandem-run-")
+atexit.register(shutil.rmtree, RUNTIME, ignore_errors=True)
 
 
 class Proc:
@@ -28,6 +31,7 @@ class Proc:
     def __init__(self, cluster, role, name, args):
         self.cluster, self.role, self.name, self.args = cluster, role, name, args
         self.address, self.child = None, None
+        self.joins = None  # of a router: where workers register
         self.script = os.path.join(cluster.dir, name + ".faults")
 
     def start(self, wait=True):
@@ -39,7 +43,11 @@ class Proc:
             env[f"TANDEM_{prefix}_SECRET"] = SECRET
         log = open(os.path.join(self.cluster.dir, self.name + ".log"), "ab")
         listen = self.address or f"127.0.0.1:{free_port()}"
-        self.child = subprocess.Popen([*self.cluster.wrap, binary, "--name", self.name, "--listen", listen, *self.args],
+        args = self.args
+        if self.role == "router":
+            self.joins = self.joins or f"127.0.0.1:{free_port()}"
+            args = [*args, "--cluster-listen", self.joins]
+        self.child = subprocess.Popen([*self.cluster.wrap, binary, "--name", self.name, "--listen", listen, *args],
                                       env=env, stdout=log, stderr=log, pass_fds=[write])
         os.close(write)
         self.ready = read
@@ -53,6 +61,11 @@ class Proc:
         if not address:
             raise RuntimeError(f"{self.name} did not start:\n" + self.cluster.log(self.name))
         self.address = address
+
+    @property
+    def admin(self):
+        """The admin socket of a router, also where it is in another network namespace."""
+        return f"unix:{RUNTIME}/tandem/{self.address.rsplit(':', 1)[1]}.admin"
 
     @property
     def pid(self):
@@ -172,7 +185,7 @@ class Cluster:
 
     def status(self, router=None):
         for _ in range(3):  # on a busy machine a router may take seconds to answer
-            out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--router", (router or self.router).address],
+            out = subprocess.run([*self.wrap, TANDEM, "status", "--json", "--admin", (router or self.router).admin],
                                  capture_output=True, text=True, timeout=30 * SLOW)
             if not out.returncode:
                 return json.loads(out.stdout)
@@ -227,7 +240,7 @@ class Cluster:
 
     def account(self, router=None):
         """Checks the present result of `tandem audit`, whatever runs."""
-        out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--router", (router or self.router).address],
+        out = subprocess.run([*self.wrap, TANDEM, "audit", "--json", "--admin", (router or self.router).admin],
                              capture_output=True, text=True, timeout=30 * SLOW)
         assert out.returncode in (0, 1) and out.stdout, out.stderr
         return out.returncode, json.loads(out.stdout)

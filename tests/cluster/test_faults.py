@@ -138,7 +138,9 @@ def test_a_loss_in_each_phase():
 
 @test
 def test_fault_is_told_in_time_when_nothing_is_left():
-    """The only worker of a role stays away: no call hangs, and each gets one status."""
+    """The only worker of a role stays away: no call hangs, and each gets one status. Deadlines are a day
+    away: on a busy machine the plain kernels may take more than ten minutes for these prompts. A router that
+    predicts this refuses calls with a nearer deadline, before any fault."""
     for sig in (signal.SIGKILL, signal.SIGSTOP):
         for name in ("prefill-0", "decode-0"):
             with Cluster(plan="split", worker_args=["--isa", "plain", "--chunk-tokens", "16"],
@@ -147,10 +149,10 @@ def test_fault_is_told_in_time_when_nothing_is_left():
                 codes, threads = [], []
 
                 def one():
-                    code, text = client.error(request(ids=[1] * 4000, max_tokens=4000, stopping__ignore_eos=True), timeout=600)
+                    code, text = client.error(request(ids=[1] * 4000, max_tokens=4000, stopping__ignore_eos=True), timeout=86400)
                     codes.append((code, time.monotonic(), text))
                 for _ in range(8):
-                    threads.append(threading.Thread(target=one))
+                    threads.append(threading.Thread(target=one, daemon=True))
                     threads[-1].start()
                 wait_until(lambda: sum(w["running"] + w["waiting"] for w in c.status()["workers"]) >= 2, 20,
                            lambda: f"legs run: {codes} {c.status()}")
@@ -161,6 +163,7 @@ def test_fault_is_told_in_time_when_nothing_is_left():
                 if sig == signal.SIGSTOP:
                     c[name].kill(signal.SIGCONT)
                 late = [x for x in codes if x[1] - hit > LIMIT and x[0] != "OK"]
+                assert len(codes) == len(threads), (name, sig, codes)
                 assert not late and any(x[0] == "UNAVAILABLE" for x in codes), (name, sig, codes)
                 assert all(x[2] == f"no {name.split('-')[0]} worker is up" for x in codes if x[0] == "UNAVAILABLE"), codes
 

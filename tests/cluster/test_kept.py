@@ -139,8 +139,11 @@ def test_kept_requests_get_the_tokens_of_other_plans():
 
 @test
 def test_a_conversation_that_was_kept_is_found_again():
-    """The answer's blocks are in the worker's own pool, in the router's index and in the store."""
-    with Cluster(dummy=DIMS, prefill=2, decode=1, store=True, plan="kept", worker_args=QUICK, store_args=STORE) as c:
+    """The answer's blocks are in the worker's own pool, in the router's index and in the store. The router
+    loads a prefix only if it predicts that computing it takes longer. With QUICK's step times both take 6 ms
+    and chance decides, so prefill is slower here."""
+    slow = [*SHAPE, "--sim-prefill", "1000,200,0", "--sim-decode", "2000,0,20"]
+    with Cluster(dummy=DIMS, prefill=2, decode=1, store=True, plan="kept", worker_args=slow, store_args=STORE) as c:
         client = Client(c.router.address)
         first = Stream(client, request(ids=ids(200, 30), max_tokens=120, stopping__ignore_eos=True))
         wait_until(lambda: status(c)["store-0"]["store"]["blocks_dram"] >= 319 // 16, 10, "all full blocks are in the store")

@@ -104,7 +104,7 @@ def test_what_is_not_served_is_refused_by_name():
 def test_a_worker_with_other_adapters_is_refused():
     with Cluster(model=model(NAME), prefill=0, decode=1, worker_args=SERVED) as c:
         other = Proc(c, "decode", "other", ["--model", model(NAME), "--threads", "1", "--pool-bytes", "64M",
-                                            "--routers", c.router.address, "--lora", f"a={B},b={A}"]).start()
+                                            "--routers", c.router.joins, "--lora", f"a={B},b={A}"]).start()
         try:
             wait_until(lambda: "adapters differ" in c.log("router") + c.log("other"), 20, "it is refused")
             assert all(w["name"] != "other" or w["state"] != "ready" for w in c.status()["workers"])

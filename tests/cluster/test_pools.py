@@ -20,7 +20,7 @@ def states(c, router=None):
 def join(c, role, name):
     """Starts a worker that no router was told of: it registers with the router itself."""
     w = Proc(c, role, name, ["--dummy", DIMS, "--threads", "1", "--silence-ms", str(1000 * SLOW), *SIM, "--routers",
-                             ",".join(c.addresses)])
+                             ",".join(r.joins for r in c.routers)])
     w.start()
     c.workers.append(w)
     for r in c.routers:
@@ -201,7 +201,7 @@ def test_a_new_router_waits_for_workers_that_register():
     try:
         for role, n in (("prefill", 4), ("decode", 1)):
             for i in range(n):
-                w = Proc(c, role, f"{role}-{i}", ["--model", DEMO, "--pool-bytes", "64M", "--threads", "1", "--routers", c.router.address])
+                w = Proc(c, role, f"{role}-{i}", ["--model", DEMO, "--pool-bytes", "64M", "--threads", "1", "--routers", c.router.joins])
                 c.workers.append(w.start())
         wait_until(lambda: len(states(c)) == 5 and all(w["state"] == "ready" for w in states(c).values()), 15, "all are ready")
         asked = {"prompt_ids": [i % 1000 for i in range(640)], "max_tokens": 2, "greedy": True}

@@ -14,7 +14,7 @@ ASKED = {"prompt_ids": [i % 1000 for i in range(300)], "max_tokens": 4, "greedy"
 def started(c, role, name, *args):
     w = Proc(c, role, name, [*(["--dir", os.path.join(c.dir, name), "--dram-bytes", "64M"] if role == "store" else
                                ["--pool-bytes", "64M", "--threads", "1"]),
-                             "--model", DEMO, "--routers", c.router.address, *args])
+                             "--model", DEMO, "--routers", c.router.joins, *args])
     c.workers.append(w)
     return w.start()
 

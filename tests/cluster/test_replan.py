@@ -236,11 +236,11 @@ def test_a_refused_leg_goes_to_another_worker():
 @test
 def test_a_leg_that_nobody_heard_of_goes_elsewhere():
     metrics = f"127.0.0.1:{free_port()}"
-    # Messages so far: three hellos, the peers to read from for two decode workers; then the legs of the first
-    # request: decode, prefill.
+    # Messages so far: three hellos and proofs, the peers to read from for two decode workers; then the legs
+    # of the first request: decode, prefill.
     with Cluster(prefill=1, decode=2, plan="split",
                  router_args=["--metrics-listen", metrics, "--silence-ms", "20000", "--prefix", "compute", "--faults",
-                              "rpc.message:drop@6"]) as c:
+                              "rpc.message:drop@9"]) as c:
         wait_until(lambda: all(w["transport"] for w in c.status()["workers"]), 10, "all are connected")
         began = time.monotonic()
         a = Answer(Client(c.router.address), story(1, 20))
@@ -444,7 +444,7 @@ def test_a_network_that_splits_changes_no_stream():
             w.address = "10.213.1.1:0"
             w.start()
         c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", "split", "--workers",
-                                                ",".join(w.address for w in c.workers), *c.router_args])
+                                                ",".join(w.address for w in c.workers), "--insecure", *c.router_args])
         c.router.address, c.wrap = "10.213.2.2:0", ["ip", "netns", "exec", net.ns]
         c.router.start()
         c.wrap = []

@@ -34,7 +34,8 @@ def test_a_start_can_be_interrupted():
 @test
 def test_nothing_is_printed_into_files_when_standard_files_are_closed():
     with tempfile.TemporaryDirectory() as d:
-        for role, args in (("decode", ["--pool-bytes", "8M"]), ("store", ["--dram-bytes", "8M", "--dir", d]), ("router", [])):
+        for role, args in (("decode", ["--pool-bytes", "8M"]), ("store", ["--dram-bytes", "8M", "--dir", d]),
+                           ("router", ["--workers", "127.0.0.1:1"])):
             binary = os.path.join(BUILD, BINARIES[role])
             read, write = os.pipe()
             child = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", binary, "--model", DEMO, "--listen", "127.0.0.1:0", *args],

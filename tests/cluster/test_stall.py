@@ -64,15 +64,17 @@ def test_a_leg_that_a_worker_forgets_goes_elsewhere():
         want = [a.stream() for a in Flight(c.router.address, asked).join()]
         for victim in ("prefill-0", "decode-1"):
             c[victim].misbehave("leg:drop=0.5")
-            began, again, rounds = time.monotonic(), 0, 0
-            # In some rounds all requests go to the other worker.
-            while rounds < 3 or not again and rounds < 40:
-                rounds += 1
+            began, again, rounds, longest = time.monotonic(), 0, 0, 0
+            # All requests may go to the other worker, for seconds even, while the victim is believed slow.
+            while rounds < 3 or not again and time.monotonic() - began < 60 * SLOW:
+                rounds, sent = rounds + 1, time.monotonic()
                 got = Flight(c.router.address, asked).join()
+                longest = max(longest, time.monotonic() - sent)
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]
                 assert [a.stream() for a in got] == want
                 again += sum(a.end.replans for a in got)
-            assert again and time.monotonic() - began < 15 * SLOW, (again, time.monotonic() - began)
+            print(f"# {victim}: {again} went elsewhere in {rounds} rounds of at most {longest:.1f} s", flush=True)
+            assert again and longest < 5 * SLOW, (again, rounds, longest)
             c[victim].misbehave("")
         c.wait_ready()
         c.audit(20)

@@ -6,8 +6,7 @@ from harness import *
 
 SERVERS = {"tandem-prefill": "prefill/tandem-prefill", "tandem-decode": "decode/tandem-decode", "tandem-router": "router/tandem-router",
            "tandem-kvstore": "kvstore/tandem-kvstore"}
-RUN = tempfile.mkdtemp(prefix="tandem-usage-")
-atexit.register(shutil.rmtree, RUN, ignore_errors=True)
+RUN = RUNTIME
 
 
 def call(args, **kw):
@@ -124,6 +123,7 @@ def test_an_error_names_the_command_to_try_next():
 
 VALUES = {"N": ["1", "16", "100"], "BYTES": ["1M"], "TIME": ["1s"], "X": ["0.5", "1"], "HOST:PORT": ["127.0.0.1:1"],
           "HOST:PORT,...": ["127.0.0.1:1,127.0.0.1:2"], "ADDR,...": ["127.0.0.1:1"], "SECONDS": ["1"], "DIR": ["/x"]}
+SECRETS = ("secret", "cache-key", "admin-key", "api-key")
 NUMBERS = ("N", "BYTES", "TIME", "X", "SECONDS")
 
 
@@ -132,7 +132,7 @@ def programs():
     listed = call(["help"]).stdout.split("Examples")[0]
     commands = re.findall(r"^  (\w+) +\S", listed, re.M)
     kinds = re.findall(r"^  (\w+) +\S", call(["trace", "--help"]).stdout, re.M)
-    assert len(commands) == 17 and len(kinds) == 4, (commands, kinds)
+    assert len(commands) == 18 and len(kinds) == 4, (commands, kinds)
     return [[c] for c in commands if c != "trace"] + [["trace", k] for k in kinds] + [[s] for s in SERVERS]
 
 
@@ -167,7 +167,7 @@ def test_every_option_in_help_is_taken_as_a_flag_and_from_the_environment():
                 continue
             value, by_flag = good[0]
             by_env = call([*program, "--print-config"], env={setting(program, name): value})
-            if by_env.stdout != by_flag.stdout or name not in json.loads(by_flag.stdout) and name not in ("secret", "cache-key"):
+            if by_env.stdout != by_flag.stdout or name not in json.loads(by_flag.stdout) and name not in SECRETS:
                 wrong.append((program, name, by_env, by_flag))
             if kind in NUMBERS and kind != "N" or kind == "N" and isinstance(json.loads(by_flag.stdout).get(name), int):
                 bad = call([*program, f"--{name}=zero", "--print-config"])

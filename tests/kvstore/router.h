@@ -17,6 +17,7 @@
 #include "proto/wire/events.h"
 #include "tests/tap.h"
 #include "worker/link.h"
+#include "worker/proof.h"
 
 enum { ROUTER_BLOCKS = 1 << 18 };
 
@@ -30,6 +31,7 @@ struct fake_router {
     char role[16], xfer_address[160];
     uint32_t n_pages, n_loads, n_said;
     uint64_t incarnation, next_event;
+    struct proof_said said;
     bool in_tier[3][ROUTER_BLOCKS]; /* indexed by the number of the block */
     uint32_t n_in[3], index[ROUTER_BLOCKS];
     uint32_t free_pages, cached_pages, held_pages, leased_pages, total_pages;
@@ -91,12 +93,30 @@ static inline void router_on_load(struct fake_router *r, const Tandem__Worker__V
     r->store_bytes_ssd = l->store_bytes_ssd;
 }
 
+static inline void router_on_challenge(struct fake_router *r, struct rpc_call *call,
+                                       const Tandem__Worker__V1__Challenge *challenge)
+{
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Proof proof = TANDEM__WORKER__V1__PROOF__INIT;
+    uint8_t mac[SECRET_MAC_BYTES];
+    ck_assert(proof_nonce_read(challenge->nonce, r->said.worker));
+    ck_assert(proof_verify(NULL, ATTACH_WORKER, &r->said, challenge->proof));
+    proof_sign(NULL, ATTACH_ROUTER, &r->said, mac);
+    proof.proof = (ProtobufCBinaryData){sizeof(mac), mac};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
+    m.proof = &proof;
+    m.number = 2;
+    ck_assert_int_eq(rpc_call_send(call, &m.base), TD_OK);
+}
+
 static inline void router_on_message(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct fake_router *r = rpc_call_user(call);
     const Tandem__Worker__V1__WorkerMessage *m = (const Tandem__Worker__V1__WorkerMessage *)base;
     pthread_mutex_lock(&r->lock);
-    if (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO) {
+    if (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE) {
+        router_on_challenge(r, call, m->challenge);
+    } else if (m->kind_case == TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO) {
         snprintf(r->role, sizeof(r->role), "%.*s", (int)m->hello->role.len, (const char *)m->hello->role.data);
         snprintf(r->xfer_address, sizeof(r->xfer_address), "%.*s", (int)m->hello->xfer_address.len,
                  (const char *)m->hello->xfer_address.data);
@@ -162,18 +182,18 @@ static inline struct fake_router *router_attach(const char *address)
                                            .user = r,
                                            .wait_for_ready = true};
     ck_assert_int_eq(rpc_call_start(r->client, &params, &r->call), TD_OK);
-    uint8_t proof[LINK_PROOF_BYTES];
     Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     hello.protocol = LINK_PROTOCOL_VERSION;
     m.number = 1;
     hello.incarnation = random_u64();
-    link_proof(NULL, hello.incarnation, proof);
-    hello.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    secret_nonce(r->said.router);
+    r->said.incarnation = hello.incarnation;
+    hello.nonce = (ProtobufCBinaryData){sizeof(r->said.router), r->said.router};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
     m.hello = &hello;
     ck_assert_int_eq(rpc_call_send(r->call, &m.base), TD_OK);
-    r->n_said = 1;
+    r->n_said = 2; /* the second message is the proof, in router_on_message() */
     ROUTER_WAIT(r, r->has_hello && r->next_event);
     return r;
 }

@@ -26,7 +26,10 @@ static inline uint64_t door_wall_ns(void)
 /* The message has been delivered; nothing is handled yet that the owner or a text thread has to handle. */
 static inline struct rpc_call *door_open(const char *path, const ProtobufCMessage *m)
 {
-    struct rpc_call *call = call_to(router_address(router), path);
+    const struct rpc_server *listener = !strncmp(path, "/tandem.admin.", 14)    ? router->admin
+                                        : !strncmp(path, "/tandem.worker.", 15) ? router->cluster
+                                                                                : router->rpc;
+    struct rpc_call *call = call_to(rpc_server_address(listener), path);
     call_says(call, m);
     return call;
 }

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "world.h"
+#include "door.h"
 
 enum { LIMIT_MS = 1500 };
 
@@ -174,6 +174,27 @@ START_TEST(test_a_refusal_is_logged_once_and_again_when_it_changes)
 }
 END_TEST
 
+/* Somebody else sits at a worker's address: he gets no proof of ours, and no work. */
+START_TEST(test_a_worker_that_does_not_prove_the_secret_is_refused)
+{
+    static const char *const SECRETS[] = {"another", NULL};
+    struct peer *p = decode_peer();
+    world_hush();
+    for (int i = 0; i < 2; i++) {
+        peer_gone(p, "UNAVAILABLE: Socket closed");
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        ck_assert_uint_eq(p->call->n_sent, 1); /* the hello */
+        world_says_challenge(p, SECRETS[i]);
+        ck_assert_uint_eq(told(p, TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF, NULL), i);
+        ck_assert_int_eq(p->state, i ? PEER_CONNECTING : PEER_REFUSED);
+    }
+    world_hello(p, 101);
+    world_says_challenge(p, NULL); /* there is one */
+    ck_assert_int_eq(p->state, PEER_LOST);
+}
+END_TEST
+
 /* ------------------------------------------------------------------- values */
 
 START_TEST(test_the_context_follows_the_workers_that_are_there)
@@ -241,6 +262,7 @@ int main(void)
     tcase_add_checked_fixture(refusals, setup, world_close);
     tcase_add_test(refusals, test_the_context_follows_the_workers_that_are_there);
     tcase_add_test(refusals, test_values_that_can_not_be_are_refused);
+    tcase_add_test(refusals, test_a_worker_that_does_not_prove_the_secret_is_refused);
     tcase_add_test(refusals, test_a_refusal_is_logged_once_and_again_when_it_changes);
     return tap_main(s);
 }

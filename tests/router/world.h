@@ -25,6 +25,26 @@ static uint32_t world_max_context;    /* of each worker that says hello from now
 static const char *world_name;        /* of who says hello from now on; NULL: by its address */
 static const char *world_codec = "";  /* of each store that says hello from now on */
 
+/* p challenges the router, and proves that it knows a secret (NULL: there is none). */
+static inline void world_says_challenge(struct peer *p, const char *text)
+{
+    Tandem__Worker__V1__WorkerMessage m = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
+    Tandem__Worker__V1__Challenge challenge = TANDEM__WORKER__V1__CHALLENGE__INIT;
+    struct proof_said said = p->said;
+    struct secret *secret = NULL;
+    uint8_t mac[SECRET_MAC_BYTES];
+    ck_assert(!secret_open(text, NULL, NULL, &secret, NULL));
+    memcpy(said.worker, "worker", 7);
+    proof_sign(secret, ATTACH_WORKER, &said, mac);
+    secret_close(secret);
+    challenge.nonce = (ProtobufCBinaryData){sizeof(said.worker), said.worker};
+    challenge.proof = (ProtobufCBinaryData){sizeof(mac), mac};
+    m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE;
+    m.challenge = &challenge;
+    m.number = p->n_heard + 1;
+    peer_message(p, &m);
+}
+
 /* p says hello, and may be refused. */
 static inline void world_says_hello(struct peer *p, uint64_t incarnation)
 {
@@ -38,6 +58,8 @@ static inline void world_says_hello(struct peer *p, uint64_t incarnation)
     memcpy(name, p->address, sizeof(p->address));
     *strchr(name, ':') = 0;
     kv_layout_encode(&LAYOUT, layout);
+    if (p->state == PEER_CONNECTING && !p->is_proved)
+        world_says_challenge(p, NULL);
     h.protocol = LINK_PROTOCOL_VERSION;
     h.name = rpc_data(world_name ? world_name : name);
     h.role = rpc_data(*name == 'p' ? "prefill" : *name == 'd' ? "decode" : "store");
@@ -77,8 +99,9 @@ static inline void world_open_with(const char *roles, const char *const *more)
 {
     static char workers[512]; /* the router borrows it */
     char *strings = NULL;
-    const char *argv[32] = {"router", "--model", DEMO_MODEL, "--text-threads", "1", "--log-level", "error"};
-    int argc = 7;
+    const char *argv[32] = {"router", "--model",        DEMO_MODEL,   "--text-threads",   "1",           "--log-level",
+                            "error",  "--admin-listen", "unix:admin", "--cluster-listen", "unix:cluster"};
+    int argc = 11;
     struct router_options options = {0};
     enum options_action action;
     struct td_error e = {{0}};

@@ -128,6 +128,72 @@ START_TEST(test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped
 }
 END_TEST
 
+/*
+ * A new model knows its machine only by a guess, so any speed looks possible. A step in which the process
+ * stood still for three seconds must not decide how long prompts take, whichever of the first steps it is.
+ */
+START_TEST(test_cost_of_a_new_worker_is_not_that_of_one_step_in_which_its_process_was_stopped)
+{
+    static const double GUESSES[] = {1, 0.02, 50}; /* over the truth */
+    enum { STEPS = 40, AFTER = 3 };
+    const struct cost_profile truth = profile(1);
+    for (uint32_t g = 0; g < 3; g++)
+        for (uint64_t stopped = 0; stopped < STEPS; stopped++) {
+            const struct cost_profile guess = profile(GUESSES[g]);
+            const struct cost_model right = cost_make(&truth);
+            const double ms = cost_prefill_ms(&right, 4000, 0, 512);
+            struct cost_model m = cost_make(&guess);
+            for (uint64_t i = 0; i <= stopped + AFTER; i++) {
+                struct cost_step s = make_step(&truth, 3 * i, 0.05); /* prompts only */
+                s.ms += i == stopped ? 3000 : 0;
+                m = cost_observe(m, &s);
+                double is = cost_prefill_ms(&m, 4000, 0, 512), most = 5 * fmax(GUESSES[g], 1) * ms;
+                ck_assert_msg(i < stopped || is < most, "guess %g, stopped in step %u: %g ms after %u", GUESSES[g],
+                              (unsigned)stopped, is, (unsigned)i);
+                ck_assert_msg(i < stopped + AFTER || (is > 0.5 * ms && is < 2 * ms),
+                              "guess %g, stopped in step %u: still %g ms", GUESSES[g], (unsigned)stopped, is);
+            }
+            /* A stop may look as if the slow guess were right. */
+            ck_assert(GUESSES[g] > 1 || m.usual_prefill < 3 / GUESSES[g]);
+        }
+}
+END_TEST
+
+/* A guess of the wrong shape: chunks of one size take twice as long as predicted, those of the other half. */
+START_TEST(test_cost_of_a_new_worker_is_learned_from_steps_that_are_off_in_turns)
+{
+    const struct cost_profile guess = {.prefill = {20, 0.05, 0}, .decode = {5, 0, 0}};
+    for (int first = 0; first < 2; first++) {
+        struct cost_model m = cost_make(&guess);
+        for (int i = 0; i < 40; i++) {
+            bool is_large = (i + first) % 2;
+            m = cost_observe(m, &(struct cost_step){.n_prompts = 1,
+                                                    .prefill_tokens = is_large ? 512 : 16,
+                                                    .prefill_square = is_large ? 512 * 512 : 256,
+                                                    .ms = is_large ? 105 : 8});
+        }
+        double large = cost_prefill_ms(&m, 512, 0, 0), small = cost_prefill_ms(&m, 16, 0, 0);
+        ck_assert_msg(fabs(large - 105) < 5 && fabs(small - 8) < 1, "%f %f", large, small);
+    }
+}
+END_TEST
+
+/* The second long step shows that the first one was no accident. */
+START_TEST(test_cost_of_a_new_worker_is_that_of_two_steps)
+{
+    const struct cost_profile guess = profile(1), truth = profile(30);
+    struct cost_model m = cost_make(&guess);
+    double prefill, decode;
+    for (uint64_t i = 0; i < 8; i++) {
+        const struct cost_step s = make_step(&truth, i, 0.05);
+        if (i % 3 != 2) /* prompts, or decoding */
+            m = cost_observe(m, &s);
+    }
+    measure(&m, &truth, &prefill, &decode);
+    ck_assert_msg(prefill < 0.15 && decode < 0.15, "%f %f", prefill, decode);
+}
+END_TEST
+
 /* Another program comes and takes 19 of 20 cycles, and goes. The model follows in either direction within 20
  * steps, ten of each kind. */
 START_TEST(test_cost_follows_a_speed_that_changes_at_once)
@@ -427,6 +493,9 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_cost_learns_from_a_profile_that_is_twice_off);
     tcase_add_test(t, test_cost_learns_nothing_from_a_step_in_which_its_process_was_stopped);
+    tcase_add_test(t, test_cost_of_a_new_worker_is_not_that_of_one_step_in_which_its_process_was_stopped);
+    tcase_add_test(t, test_cost_of_a_new_worker_is_that_of_two_steps);
+    tcase_add_test(t, test_cost_of_a_new_worker_is_learned_from_steps_that_are_off_in_turns);
     tcase_add_test(t, test_cost_of_more_work_is_never_less);
     tcase_add_test(t, test_cost_follows_a_speed_that_changes_at_once);
     tcase_add_test(t, test_cost_of_a_mixed_step_lacks_the_fixed_part_of_a_decode_step);

@@ -49,6 +49,7 @@ struct node {
     pthread_cond_t changed;
     struct lease_record leases[NODE_IDS]; /* indexed by counter modulo NODE_IDS */
     struct pull_record pulls[NODE_IDS];
+    struct secret *secret;
     uint32_t ups, downs, n_messages, pulls_ended, leases_ended, pulls_ok;
     enum td_status down_why;
     struct xfer_peer *peer;
@@ -217,6 +218,7 @@ static inline struct node *node_open(const struct node_params *p)
     pthread_mutex_init(&n->lock, NULL);
     pthread_cond_init(&n->changed, NULL);
     bool is_loopback = !strcmp(p->backend, "loopback");
+    ck_assert(!secret_open(p->secret, NULL, &n->log, &n->secret, NULL));
     char listen[64];
     if (is_loopback)
         snprintf(listen, sizeof(listen), "%s-%d", p->name, n_opened++);
@@ -229,7 +231,7 @@ static inline struct node *node_open(const struct node_params *p)
                             .transports = is_loopback ? NULL : (is_mapped ? "auto" : p->backend),
                             .is_trusted_network = true,
                             .incarnation = n->incarnation,
-                            .secret = p->secret,
+                            .secret = n->secret,
                             .layout = &n->layout,
                             .arena = n->arena,
                             .arena_bytes = n->arena_bytes,
@@ -253,6 +255,7 @@ static inline void node_close(struct node *n)
     if (!n)
         return;
     xfer_close(n->x);
+    secret_close(n->secret);
     pthread_cond_destroy(&n->changed);
     pthread_mutex_destroy(&n->lock);
     mem_unmap(n->arena, n->arena_bytes);

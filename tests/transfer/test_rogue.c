@@ -41,10 +41,12 @@ static void say_hello(void)
 static void say_auth(char role)
 {
     uint8_t mac[XFER_MSG_MAC_BYTES], out[WIRE_HEADER_MAX];
-    if (!rogue.is_accepted)
-        xfer_msg_mac("", role, rogue.hello_ours, rogue.hello_ours_len, rogue.hello_theirs, rogue.hello_theirs_len, mac);
-    else
-        xfer_msg_mac("", role, rogue.hello_theirs, rogue.hello_theirs_len, rogue.hello_ours, rogue.hello_ours_len, mac);
+    struct bytes said =
+        rogue.is_accepted
+            ? xfer_msg_said(role, rogue.hello_theirs, rogue.hello_theirs_len, rogue.hello_ours, rogue.hello_ours_len)
+            : xfer_msg_said(role, rogue.hello_ours, rogue.hello_ours_len, rogue.hello_theirs, rogue.hello_theirs_len);
+    secret_sign(NULL, said.data, said.len, mac);
+    bytes_free(&said);
     say(out, xfer_msg_put_auth(out, mac));
 }
 

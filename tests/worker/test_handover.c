@@ -524,6 +524,29 @@ START_TEST(test_handover_prefill_leg_without_a_decode_leg_leases_nothing)
 }
 END_TEST
 
+/* The lease outlives its leg until the reader releases it. A second leg of that id would announce its pages
+ * in the first one's lease. */
+START_TEST(test_handover_id_stays_in_use_until_its_lease_has_ended)
+{
+    struct pair p = pair_open(NULL);
+    const Tandem__Worker__V1__LegEnd *first = NULL;
+    send_prefill(&p, 1, 0, 40, 4);
+    turns_until(end_of(p.to_prefill, 1));
+    send_prefill(&p, 1, 1, 40, 4);
+    turns_until(ends_of(p.to_prefill, 1, NULL) == 2);
+    const Tandem__Worker__V1__LegEnd *second = last_of(p.to_prefill, END)->end;
+    ck_assert_int_eq(second->status, TD_ERR_INVALID);
+    ck_assert(is_text(second->text, "leg.id: in use"));
+    ends_of(p.to_prefill, 1, &first);
+    ck_assert_int_eq(first->status, TD_OK);
+    send_decode(&p, 1, 0, 40, 4); /* what was handed over first is there */
+    turns_until(end_of(p.to_decode, 1));
+    check_end(p.to_decode, 1, TD_OK, "");
+    ck_assert_uint_eq(tokens_of(p.to_decode, 1).n, 4);
+    pair_close(&p);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("handover");
@@ -550,6 +573,7 @@ int main(void)
     tcase_add_test(t, test_handover_tail_has_the_token_that_the_router_was_told);
     tcase_add_test(t, test_handover_is_not_given_to_another_reader);
     tcase_add_test(t, test_handover_prefill_leg_without_a_decode_leg_leases_nothing);
+    tcase_add_test(t, test_handover_id_stays_in_use_until_its_lease_has_ended);
     suite_add_tcase(s, t);
     return tap_main(s);
 }

@@ -2,6 +2,7 @@
 #include "tests/worker/world.h"
 
 static const int HELLO = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_HELLO;
+static const char ORDER[] = "kind: a stream begins with a hello and a proof, one of each";
 static struct leg_message leg;
 
 /* ------------------------------------------------------------------- stream */
@@ -33,8 +34,8 @@ START_TEST(test_link_answers_a_hello_with_what_it_is)
 {
     struct node_worker *n = world_worker("prefill", NULL);
     struct router_end *r = &n->routers[0];
-    const Tandem__Worker__V1__WorkerHello *h = message_at(r, 0)->hello;
-    ck_assert_int_eq(message_at(r, 0)->kind_case, HELLO);
+    const Tandem__Worker__V1__WorkerHello *h = message_at(r, 1)->hello;
+    ck_assert_int_eq(message_at(r, 1)->kind_case, HELLO);
     ck_assert_uint_eq(h->protocol, LINK_PROTOCOL_VERSION);
     ck_assert(is_text(h->name, "p0") && is_text(h->role, "prefill") && is_text(h->numerics, "sim"));
     ck_assert_uint_eq(h->incarnation, n->w->incarnation);
@@ -54,19 +55,93 @@ START_TEST(test_link_refuses_a_stream_that_does_not_begin_well)
 {
     struct node_worker *n = world_worker("prefill", NULL);
     struct router_end r = stream_to(n);
-    router_says_hello(&r, 2, NULL);
-    check_refused(&r, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 1");
+    router_says_hello(&r, 1);
+    check_refused(&r, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 2");
     r = stream_to(n);
-    router_says_hello(&r, LINK_PROTOCOL_VERSION, "another");
-    check_refused(&r, RPC_UNAUTHENTICATED, "secret_proof: not by this cluster's secret");
+    router_says_hello(&r, LINK_PROTOCOL_VERSION);
+    router_says_proof(&r, "another");
+    check_refused(&r, RPC_UNAUTHENTICATED, "proof: not by this cluster's secret");
     r = stream_to(n);
     say_snapshot(&r);
-    check_refused(&r, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first");
+    check_refused(&r, RPC_INVALID_ARGUMENT, ORDER);
     r = stream_to(n);
     router_says(&r, &(Tandem__Worker__V1__RouterMessage)TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT);
-    check_refused(&r, RPC_INVALID_ARGUMENT, "kind: the first message is a hello, and only the first");
+    check_refused(&r, RPC_INVALID_ARGUMENT, ORDER);
+    r = stream_to(n); /* work before the proof */
+    router_says_hello(&r, LINK_PROTOCOL_VERSION);
+    say_snapshot(&r);
+    check_refused(&r, RPC_INVALID_ARGUMENT, ORDER);
+    Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    r = stream_to(n);
+    hello.protocol = LINK_PROTOCOL_VERSION;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
+    m.hello = &hello;
+    router_says(&r, &m);
+    check_refused(&r, RPC_INVALID_ARGUMENT, "nonce: has 16 bytes");
     turn_all();
     ck_assert_uint_eq(n->w->backlog.n_routers, 1); /* none of the routers that were refused was attached */
+    world_close();
+}
+END_TEST
+
+/* Somebody who has seen one stream begins another with the same messages. */
+START_TEST(test_link_refuses_a_proof_that_it_has_seen)
+{
+    struct node_worker *n = world_worker("prefill", NULL);
+    struct router_end r = stream_to(n);
+    router_says_hello(&r, LINK_PROTOCOL_VERSION);
+    uint8_t mac[SECRET_MAC_BYTES];
+    struct proof_said said = {.incarnation = r.incarnation, .router = "router"};
+    ck_assert(proof_nonce_read(message_at(&n->routers[0], 0)->challenge->nonce, said.worker));
+    proof_sign(NULL, ATTACH_ROUTER, &said, mac); /* as that of the first stream was made */
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Proof proof = TANDEM__WORKER__V1__PROOF__INIT;
+    proof.proof = (ProtobufCBinaryData){sizeof(mac), mac};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
+    m.proof = &proof;
+    world_hush(n);
+    router_says(&r, &m);
+    check_refused(&r, RPC_UNAUTHENTICATED, "proof: not by this cluster's secret");
+    r = stream_to(n); /* and the worker's own proof is none of a router */
+    router_says_hello(&r, LINK_PROTOCOL_VERSION);
+    ck_assert_uint_eq(message_at(&r, 0)->challenge->proof.len, sizeof(mac));
+    memcpy(mac, message_at(&r, 0)->challenge->proof.data, sizeof(mac));
+    router_says(&r, &m);
+    check_refused(&r, RPC_UNAUTHENTICATED, "proof: not by this cluster's secret");
+    turn_all();
+    ck_assert_uint_eq(n->w->backlog.n_routers, 1);
+    world_close();
+}
+END_TEST
+
+/* A secret in a file: two are good while it is changed. */
+START_TEST(test_link_proves_by_the_first_secret_and_takes_all)
+{
+    char path[] = "/tmp/tandem-secret-XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_eq(write(fd, "new\nold\n", 8), 8);
+    const char *const more[] = {"--secret-file", path, NULL};
+    struct td_error e = {{0}};
+    struct node_worker *n = &workers[n_workers];
+    ck_assert_msg(!world_try("prefill", more, &e), "%s", e.text);
+    static const char *const SECRETS[] = {"old", "new", "none"};
+    world_hush(n);
+    for (int i = 0; i < 3; i++) {
+        struct router_end r = stream_to(n);
+        router_says_hello(&r, LINK_PROTOCOL_VERSION);
+        struct proof_said said = {.incarnation = r.incarnation, .router = "router"};
+        struct secret *new = NULL;
+        ck_assert(proof_nonce_read(message_at(&r, 0)->challenge->nonce, said.worker));
+        ck_assert(!secret_open("new", NULL, NULL, &new, NULL));
+        ck_assert(proof_verify(new, ATTACH_WORKER, &said, message_at(&r, 0)->challenge->proof));
+        secret_close(new);
+        router_says_proof(&r, SECRETS[i]);
+        ck_assert_int_eq(r.call->finished, i == 2);
+        router_leaves(&r);
+    }
+    close(fd);
+    unlink(path);
     world_close();
 }
 END_TEST
@@ -76,7 +151,7 @@ START_TEST(test_link_ends_a_stream_that_lost_or_doubled_a_message)
     struct node_worker *n = world_worker("prefill", NULL);
     for (int i = 0; i < 2; i++) {
         struct router_end *r = world_attach(n, 9);
-        r->n_said = i ? 0 : 2;
+        r->n_said = i ? 1 : 3;
         say_snapshot(r);
         ck_assert(r->call->finished && r->call->code == RPC_DATA_LOSS);
         router_leaves(r);
@@ -85,7 +160,7 @@ START_TEST(test_link_ends_a_stream_that_lost_or_doubled_a_message)
         ck_assert_uint_eq(n->w->backlog.n_routers, 1);
     }
     struct router_end *r = world_attach(n, 9);
-    router_says_hello(r, LINK_PROTOCOL_VERSION, NULL);
+    router_says_hello(r, LINK_PROTOCOL_VERSION);
     ck_assert(r->call->finished && r->call->code == RPC_INVALID_ARGUMENT);
     world_close();
 }
@@ -254,6 +329,8 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_link_answers_a_hello_with_what_it_is);
     tcase_add_test(t, test_link_refuses_a_stream_that_does_not_begin_well);
+    tcase_add_test(t, test_link_refuses_a_proof_that_it_has_seen);
+    tcase_add_test(t, test_link_proves_by_the_first_secret_and_takes_all);
     tcase_add_test(t, test_link_ends_a_stream_that_lost_or_doubled_a_message);
     tcase_add_test(t, test_link_lets_a_router_go_that_has_nothing_more_to_say_or_refuses_it);
     tcase_add_test(t, test_link_cuts_off_a_router_that_does_not_read);

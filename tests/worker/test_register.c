@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "admin.pb-c.h"
 #include "tests/worker/world.h"
 
 enum { ROUTERS = 20, LATE_S = 20 };
@@ -17,12 +16,13 @@ static struct {
     char target[128];
     enum rpc_code answer;
     uint32_t n_calls;
+    uint8_t nonce[SECRET_NONCE_BYTES];
 } routers[ROUTERS];
 static uint32_t n_routers;
 static char address[128];
 static uint64_t incarnation;
-static uint8_t proof[64];
-static size_t proof_len;
+static bool is_proved; /* the last call brought the nonce of the answer before, and a good proof */
+static const char *secret_of_router = "xyz";
 
 static uint32_t router_of(const char *target)
 {
@@ -37,16 +37,32 @@ static uint32_t router_of(const char *target)
 static enum rpc_code join(const char *target, const char *path, const ProtobufCMessage *request,
                           ProtobufCMessage **response_out, struct td_error *text_out)
 {
-    (void)response_out;
-    const Tandem__Admin__V1__JoinRequest *m = (const Tandem__Admin__V1__JoinRequest *)request;
+    const Tandem__Worker__V1__JoinRequest *m = (const Tandem__Worker__V1__JoinRequest *)request;
     pthread_mutex_lock(&lock);
     uint32_t i = router_of(target);
-    enum rpc_code code = strcmp(path, "/tandem.admin.v1.Admin/Join") ? RPC_UNIMPLEMENTED : routers[i].answer;
-    routers[i].n_calls++;
+    enum rpc_code code = strcmp(path, "/tandem.worker.v1.Registry/Join") ? RPC_UNIMPLEMENTED : routers[i].answer;
     snprintf(address, sizeof(address), "%.*s", (int)m->address.len, (const char *)m->address.data);
     incarnation = m->incarnation;
-    proof_len = m->secret_proof.len;
-    memcpy(proof, m->secret_proof.data, proof_len < sizeof(proof) ? proof_len : sizeof(proof));
+    struct secret *secret = NULL;
+    struct proof_said said = {.incarnation = incarnation, .address = address};
+    ck_assert(!secret_open(secret_of_router, NULL, NULL, &secret, NULL) && proof_nonce_read(m->nonce, said.worker));
+    is_proved = proof_nonce_read(m->router_nonce, said.router) && !memcmp(said.router, routers[i].nonce, 16) &&
+                proof_verify(secret, JOIN_WORKER, &said, m->proof);
+    routers[i].n_calls += is_proved || code; /* the first call only gets a nonce */
+    secret_nonce(routers[i].nonce);
+    memcpy(said.router, routers[i].nonce, sizeof(said.router));
+    Tandem__Worker__V1__JoinResponse *answer = mem_zalloc(sizeof(*answer));
+    uint8_t mac[SECRET_MAC_BYTES];
+    proof_sign(secret, JOIN_ROUTER, &said, mac);
+    secret_close(secret);
+    tandem__worker__v1__join_response__init(answer);
+    answer->nonce = (ProtobufCBinaryData){16, mem_dup(said.router, 16)};
+    answer->proof = (ProtobufCBinaryData){sizeof(mac), mem_dup(mac, sizeof(mac))};
+    answer->is_taken = is_proved;
+    if (code)
+        tandem__worker__v1__join_response__free_unpacked(answer, NULL);
+    else
+        *response_out = &answer->base;
     td_fail(text_out, TD_ERR_REFUSED, "because");
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -106,11 +122,15 @@ static uint32_t count_log(const char *what)
     return found;
 }
 
+static struct secret *secret;
+
 static struct registrar *open_with(const char *list, uint32_t every_ms)
 {
+    if (!secret)
+        ck_assert(!secret_open("xyz", NULL, &test_log, &secret, NULL));
     const struct registrar_config c = {.routers = list,
                                        .address = "host:71",
-                                       .secret = "xyz",
+                                       .secret = secret,
                                        .incarnation = 42,
                                        .every_ms = every_ms,
                                        .log = &test_log};
@@ -122,7 +142,6 @@ static struct registrar *open_with(const char *list, uint32_t every_ms)
 
 START_TEST(test_register_tells_every_router_who_and_where_the_worker_is)
 {
-    uint8_t want[LINK_PROOF_BYTES];
     open_log();
     router_of("a:1");
     router_of("b:2");
@@ -133,10 +152,25 @@ START_TEST(test_register_tells_every_router_who_and_where_the_worker_is)
     ck_assert_uint_eq(n_routers, 2);
     ck_assert_str_eq(address, "host:71");
     ck_assert_uint_eq(incarnation, 42);
-    link_proof("xyz", 42, want);
-    ck_assert_uint_eq(proof_len, sizeof(want));
-    ck_assert_mem_eq(proof, want, sizeof(want));
+    ck_assert(is_proved);
     ck_assert_uint_eq(count_log("router does not take us"), 0);
+}
+END_TEST
+
+/* Whoever sits at a router's address without the secret learns nothing that is good elsewhere. */
+START_TEST(test_register_names_a_router_that_does_not_know_the_secret)
+{
+    open_log();
+    router_of("a:1");
+    secret_of_router = "another";
+    struct registrar *r = open_with("a:1", 1);
+    for (int i = 0; i < 2000 && !count_log("the router does not know the cluster secret"); i++)
+        usleep(10000);
+    registrar_close(r);
+    secret_of_router = "xyz";
+    ck_assert(!is_proved);
+    ck_assert_uint_eq(routers[0].n_calls, 0);
+    ck_assert_uint_eq(count_log("the router does not know the cluster secret"), 1);
 }
 END_TEST
 
@@ -245,9 +279,10 @@ static struct node_worker *open_worker(const char *const *more, Tandem__Worker__
     calls_unary = join;
     router_of("r:1");
     world_has_net = true;
+    secret_of_router = NULL;
     struct node_worker *n = world_worker("prefill", more);
     wait_all_calls(0, 1);
-    *hello_out = message_at(&n->routers[0], 0)->hello;
+    *hello_out = message_at(&n->routers[0], 1)->hello;
     return n;
 }
 
@@ -309,6 +344,7 @@ int main(void)
     TCase *t = tcase_create("register");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_register_tells_every_router_who_and_where_the_worker_is);
+    tcase_add_test(t, test_register_names_a_router_that_does_not_know_the_secret);
     tcase_add_test(t, test_register_goes_on_after_a_refusal_and_logs_it_once);
     tcase_add_test(t, test_register_comes_back_to_a_router_that_was_away);
     tcase_add_test(t, test_register_close_does_not_wait_for_the_next_call);

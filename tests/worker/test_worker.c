@@ -489,6 +489,31 @@ START_TEST(test_worker_answers_a_question_for_blocks_once_and_with_what_it_has)
 }
 END_TEST
 
+/* A peer may ask with any id, also with one that this worker gave to an offer. */
+START_TEST(test_worker_leases_no_offer_whose_id_a_question_has_taken)
+{
+    struct node_worker *n = world_worker("prefill", NULL);
+    struct node *node = open_node();
+    struct bytes b = {0};
+    uint8_t keys[512];
+    struct xfer_id id = make_offer(n, node, 1);
+    const struct store_keys_msg m = {.id_incarnation = id.incarnation,
+                                     .id_counter = id.counter,
+                                     .n_keys = 1,
+                                     .keys = keys_of(7, 16, keys).data}; /* it is not there */
+    store_keys_encode(&m, &b);
+    xfer_send(node->x, n->w->xfer_address, STORE_LOOKUP, b.data, (uint32_t)b.len);
+    bytes_free(&b);
+    turns_until(n->w->n_wire == 1);
+    ck_assert_uint_eq(want(n, node, id, (const uint16_t[]){1}, 1), 1);
+    ck_assert_uint_eq(kvpool_audit(engine_pool(n->w->engine)).leased, 0);
+    router_cancels(&n->routers[0], id.incarnation, id.counter);
+    check_quiet(n);
+    node_close(node);
+    world_close();
+}
+END_TEST
+
 /* ------------------------------------------------------------------ options */
 
 static void check_not_opened(const char *const *more, const char *text)
@@ -545,6 +570,7 @@ int main(void)
     tcase_add_test(t, test_worker_leases_nothing_for_a_want_of_nothing_or_beyond_the_offer);
     tcase_add_test(t, test_worker_ignores_messages_of_peers_that_it_can_not_read);
     tcase_add_test(t, test_worker_answers_a_question_for_blocks_once_and_with_what_it_has);
+    tcase_add_test(t, test_worker_leases_no_offer_whose_id_a_question_has_taken);
     tcase_add_test(t, test_worker_names_the_option_that_keeps_it_from_opening);
     tcase_add_test(t, test_worker_loses_a_leg_when_a_fault_says_so);
     suite_add_tcase(s, t);

@@ -14,6 +14,7 @@
 
 #include "tests/calls.h"
 #include "tests/tap.h"
+#include "worker/proof.h"
 #include "worker/worker_internal.h"
 
 #define WORLD_DIMS "layers=2,hidden=32,heads=2,kv_heads=2,head_dim=16,ffn=64,vocab=256"
@@ -115,17 +116,36 @@ static inline void router_says(struct router_end *r, Tandem__Worker__V1__RouterM
     call_says(r->call, &m->base);
 }
 
-static inline void router_says_hello(struct router_end *r, uint32_t protocol, const char *secret)
+static inline void router_says_hello(struct router_end *r, uint32_t protocol)
 {
-    uint8_t proof[LINK_PROOF_BYTES];
+    static uint8_t nonce[SECRET_NONCE_BYTES] = "router";
     Tandem__Worker__V1__RouterHello hello = TANDEM__WORKER__V1__ROUTER_HELLO__INIT;
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
-    link_proof(secret, r->incarnation, proof);
     hello.protocol = protocol;
     hello.incarnation = r->incarnation;
-    hello.secret_proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    hello.nonce = (ProtobufCBinaryData){sizeof(nonce), nonce};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
     m.hello = &hello;
+    router_says(r, &m);
+}
+
+/* The worker has answered the hello with a challenge. NULL: no secret. */
+static inline void router_says_proof(struct router_end *r, const char *text)
+{
+    uint8_t mac[SECRET_MAC_BYTES];
+    struct proof_said said = {.incarnation = r->incarnation, .router = "router"};
+    struct secret *secret = NULL;
+    const Tandem__Worker__V1__WorkerMessage *first = (Tandem__Worker__V1__WorkerMessage *)r->call->sent[0];
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    Tandem__Worker__V1__Proof proof = TANDEM__WORKER__V1__PROOF__INIT;
+    ck_assert_int_eq(first->kind_case, TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE);
+    ck_assert(proof_nonce_read(first->challenge->nonce, said.worker));
+    ck_assert(!secret_open(text, NULL, NULL, &secret, NULL));
+    proof_sign(secret, ATTACH_ROUTER, &said, mac);
+    secret_close(secret);
+    proof.proof = (ProtobufCBinaryData){sizeof(mac), mac};
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
+    m.proof = &proof;
     router_says(r, &m);
 }
 
@@ -134,7 +154,8 @@ static inline struct router_end *world_attach(struct node_worker *n, uint64_t in
 {
     struct router_end *r = &n->routers[n->n_routers++];
     *r = (struct router_end){call_to(worker_address(n->w), "/tandem.worker.v1.Worker/Attach"), incarnation, 0};
-    router_says_hello(r, LINK_PROTOCOL_VERSION, NULL);
+    router_says_hello(r, LINK_PROTOCOL_VERSION);
+    router_says_proof(r, NULL);
     return r;
 }
 

@@ -1,0 +1,129 @@
+"""API keys: whose request it is comes from the key, and what a key may have is bounded."""
+import os, subprocess, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
+from harness import *
+from client import grpc, pb, request
+
+LONG = list(range(1, 130))
+
+
+def make_key(path, tenant, **limits):
+    """A key that tandem key prints, with limits added to its entry."""
+    out = subprocess.run([TANDEM, "key", tenant, "--file", path], capture_output=True, text=True, timeout=30 * SLOW)
+    assert out.returncode == 0 and out.stdout.startswith("td-"), out
+    with open(path) as f:
+        keys = json.load(f)
+    keys["keys"][-1].update(limits)
+    assert keys["keys"][-1]["tenant"] == tenant and out.stdout.strip() not in json.dumps(keys)
+    with open(path, "w") as f:
+        json.dump(keys, f)
+    return out.stdout.strip()
+
+
+class Caller:
+    def __init__(self, address, key=None):
+        self.address = address
+        self.metadata = [("authorization", "Bearer " + key)] if key else []
+
+    def call(self, method, message, response, kind="unary_unary"):
+        """(name of the code, answer or details)"""
+        channel = grpc.insecure_channel(self.address)
+        call = getattr(channel, kind)("/tandem.v1.Tandem/" + method, response_deserializer=response.FromString,
+                                      request_serializer=lambda m: m.SerializeToString())
+        try:
+            got = call(message, timeout=30 * SLOW, metadata=self.metadata)
+            return "OK", got if kind == "unary_unary" else list(got)[-1].end
+        except grpc.RpcError as e:
+            return e.code().name, e.details()
+
+    def generate(self, ids=LONG, max_tokens=2, **kw):
+        return self.call("Generate", request(ids=ids, max_tokens=max_tokens, **kw), pb.GenerateResponse, "unary_stream")
+
+
+def cached(end):
+    c = end.usage.cached_tokens
+    return c.worker + c.peer + c.dram + c.ssd
+
+
+@test
+def test_the_tenant_is_the_keys_and_nobody_elses_cache_can_be_asked_for():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "keys.json")
+        hospital, bank = make_key(path, "hospital"), make_key(path, "bank", loras=["poet"])
+        with Cluster(plan="split", router_args=["--api-keys", path]) as c:
+            nobody = Caller(c.router.address)
+            for caller in (nobody, Caller(c.router.address, "td-x"), Caller(c.router.address, hospital[:-1] + "x")):
+                prefix = request(ids=LONG)
+                for method, message, response in (
+                        ("ListModels", pb.ListModelsRequest(), pb.ListModelsResponse),
+                        ("Tokenize", pb.TokenizeRequest(text=b"a"), pb.TokenizeResponse),
+                        ("Detokenize", pb.DetokenizeRequest(ids=[1]), pb.DetokenizeResponse),
+                        ("Pin", pb.PinRequest(prefix=prefix), pb.PinResponse),
+                        ("Flush", pb.FlushRequest(prefix=prefix), pb.FlushResponse)):
+                    assert caller.call(method, message, response)[0] == "UNAUTHENTICATED", method
+                assert caller.generate()[0] == "UNAUTHENTICATED"
+            one, other = Caller(c.router.address, hospital), Caller(c.router.address, bank)
+            assert one.generate()[0] == "OK"
+            code, end = one.generate(tenant=b"hospital")
+            assert code == "OK" and cached(end) >= 112, end
+            code, why = other.generate()
+            assert code == "PERMISSION_DENIED" and "lora" in why, why
+            code, why = other.generate(tenant=b"hospital")
+            assert code == "PERMISSION_DENIED" and why.startswith("tenant: "), (code, why)
+            with open(path) as f:
+                keys = json.load(f)
+            del keys["keys"][1]["loras"]
+            with open(path, "w") as f:
+                json.dump(keys, f)
+            wait_until(lambda: other.generate(ids=[1, 2, 3])[0] == "OK", 10, "the file is read again")
+            code, end = other.generate()
+            assert code == "OK" and cached(end) == 0, end  # the same prompt, of another tenant
+            # commands bring the key, too
+            env = dict(os.environ, TANDEM_API_KEY=hospital)
+            run = lambda words: subprocess.run(words, env=env, capture_output=True, text=True, timeout=60 * SLOW)
+            for words in (["generate", "--max-tokens", "2", "x"], ["tokenize", "x"],
+                          ["cache", "pin", "many words " * 20]):
+                words = [TANDEM, *words, "--router", c.router.address]
+                out = run(words)
+                assert out.returncode == 0, (words, out)
+                out = run([*words, "--api-key", "td-no"])
+                assert out.returncode == 1 and "UNAUTHENTICATED" in out.stderr, (words, out)
+            keys["keys"].pop(0)
+            with open(path, "w") as f:
+                json.dump(keys, f)
+            wait_until(lambda: one.generate()[0] == "UNAUTHENTICATED", 10, "the key is gone")
+            assert other.generate()[0] == "OK"
+            c.audit()
+
+
+@test
+def test_rates_concurrency_and_pins_of_one_key_cost_others_nothing():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "keys.json")
+        few = Caller("", make_key(path, "few", requests_per_minute=5))
+        words = Caller("", make_key(path, "words", output_tokens_per_minute=30))
+        pins = Caller("", make_key(path, "pins", pin_blocks=8))
+        free = Caller("", make_key(path, "free"))
+        with Cluster(plan="split", router_args=["--api-keys", path]) as c:
+            for caller in (few, words, pins, free):
+                caller.address = c.router.address
+            codes = [few.generate(ids=[i + 1, 2, 3]) for i in range(8)]
+            assert [code for code, _ in codes] == ["OK"] * 5 + ["RESOURCE_EXHAUSTED"] * 3, codes
+            assert "requests_per_minute" in codes[-1][1], codes[-1]
+            assert words.generate(max_tokens=40, stopping__ignore_eos=True)[0] == "OK"
+            code, why = words.generate()
+            assert code == "RESOURCE_EXHAUSTED" and "output_tokens_per_minute" in why, (code, why)
+
+            def pin(caller, first):
+                asked = pb.PinRequest(prefix=request(ids=[first] * 100), ttl_ms=60000)
+                return caller.call("Pin", asked, pb.PinResponse)
+            assert pin(pins, 1)[0] == "OK"  # 6 blocks of 16 tokens
+            code, why = pin(pins, 2)
+            assert code == "RESOURCE_EXHAUSTED" and "tenant has pinned 6 of at most 8" in why, (code, why)
+            for i in range(10):
+                assert free.generate(ids=[i + 1, 5, 6])[0] == "OK" and pin(free, 10 + i)[0] == "OK"
+            c.audit()
+
+
+if __name__ == "__main__":
+    main()
