@@ -7,7 +7,7 @@ losses (a long run may be split up). TANDEM_ROUTERS=N: through N routers, among 
 TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The test prints a histogram of what was going on
 at each loss.
 """
-import collections, os, random, socket, subprocess, sys, threading, time
+import collections, math, os, random, socket, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, request
@@ -259,6 +259,7 @@ def test_beyond_the_budget_there_is_one_clean_unavailable():
     with Cluster(plan="split", router_args=["--replan-burst", "2"]) as c:
         flight = Flight(c.router.address, [story(i, 400) for i in range(6)])
         flight.all_stream()
+        killed = time.monotonic()
         c["decode-0"].kill()
         restart(c["decode-0"])
         codes = collections.Counter(a.code for a in flight.join())
@@ -266,7 +267,8 @@ def test_beyond_the_budget_there_is_one_clean_unavailable():
         assert all("decode worker decode-0 was lost; too much is being planned anew" == a.why for a in flight.answers
                    if a.code != "OK"), [a.why for a in flight.answers]
         c.wait_ready()
-        assert c.status()["replan_budget"] == 0
+        left = c.status()["replan_budget"]  # 2 and a tenth of 6, less the 2 that fade over 10 s
+        assert left <= 2.6 - 2 * math.exp((killed - time.monotonic()) / 10), left
         assert Answer(Client(c.router.address), story(1, 20)).code == "OK"  # it does not affect new requests
         c.audit()
 
