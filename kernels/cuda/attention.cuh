@@ -14,6 +14,7 @@ static constexpr float NEVER = -__builtin_inff(); /* score of a key that is not 
 struct attention {
     const float *q, *k, *v, *sinks;
     float *out;
+    uint16_t *rounded; /* out as bf16, too; NULL: not wanted. Fast forms only */
     const struct cuda_seq *seqs;
     uint8_t *const *pages;
     const uint32_t *row_seq;

@@ -256,7 +256,10 @@ template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(
     struct joint end = finish(t, head, m, l);
     for (int d = 0; d < N; d++)
         sum.at[d] = finished(end, sum.at[d]);
-    store(t.out + ((size_t)row * t.n_heads + head) * DIM + lane * N, sum);
+    size_t to = ((size_t)row * t.n_heads + head) * DIM + lane * N;
+    store(t.out + to, sum);
+    if (t.rounded)
+        store_rounded(t.rounded + to, sum);
 }
 
 /* ------------------------------------------------------------- fast: launch */
@@ -374,10 +377,11 @@ size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b
 }
 
 void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, bool is_hopper,
-                         void *scratch)
+                         void *scratch, void *rounded)
 {
-    const struct attention t = describe_fast(a, b, is_hopper);
+    struct attention t = describe_fast(a, b, is_hopper);
     assert(cuda_attention_fits(a));
+    t.rounded = (uint16_t *)rounded;
     if (t.head_dim == 64)
         launch_fast<64>(stream, t, b, scratch);
     else if (t.head_dim == 128)

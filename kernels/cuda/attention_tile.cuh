@@ -144,18 +144,45 @@ template <int DIM> struct tile {
     }
 };
 
-/* Widens 8 numbers of e4m3 to a chunk of bf16; writes zeros if not valid. */
-static __device__ __forceinline__ void widen_chunk(uint8_t *to, const uint8_t *from, bool valid)
+/* Widens 8 numbers of e4m3 to a chunk of bf16. */
+static __device__ __forceinline__ void widen_chunk(uint8_t *to, uint32_t low, uint32_t high)
 {
-    uint4 chunk = {};
-    if (valid) {
-        pack<uint8_t, 8> x = load<8>(from);
-        chunk.x = pack_bf16(scalar_from_e4m3(x.at[0]), scalar_from_e4m3(x.at[1]));
-        chunk.y = pack_bf16(scalar_from_e4m3(x.at[2]), scalar_from_e4m3(x.at[3]));
-        chunk.z = pack_bf16(scalar_from_e4m3(x.at[4]), scalar_from_e4m3(x.at[5]));
-        chunk.w = pack_bf16(scalar_from_e4m3(x.at[6]), scalar_from_e4m3(x.at[7]));
+    const uint32_t pairs[4] = {low & 0xffff, low >> 16, high & 0xffff, high >> 16};
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        float a, b;
+        from_e4m3_pair(pairs[i], &a, &b);
+        words[i] = pack_bf16(a, b);
     }
-    *(uint4 *)to = chunk;
+    *(uint4 *)to = {words[0], words[1], words[2], words[3]};
+}
+
+/*
+ * A plane (keys, or values) of a tile from pages of e4m3. A thread loads 16 numbers at once, and all that it
+ * loads before it widens the first: these are the loads in flight. mine: as in load_tile.
+ */
+template <int DIM>
+static __device__ __forceinline__ void load_plane_e4m3(const struct item &i, uint32_t first, const uint8_t *mine,
+                                                       size_t at_plane, uint8_t *to)
+{
+    using T = tile<DIM>;
+    constexpr uint32_t PIECES = DIM / 16, ROWS = THREADS / PIECES, N = T::KEYS / ROWS;
+    uint32_t thread = threadIdx.x % THREADS, piece = thread % PIECES;
+    uint4 loaded[N];
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++) {
+        uint32_t row = n * ROWS + thread / PIECES;
+        const uint8_t *from = shuffle_pointer(mine, row / 8) + row % 8 * DIM + piece * 16 + at_plane;
+        bool valid = first + row >= i.first_key && first + row <= i.last_key;
+        loaded[n] = valid ? *(const uint4 *)from : uint4{};
+    }
+#pragma unroll
+    for (uint32_t n = 0; n < N; n++) {
+        uint32_t row = n * ROWS + thread / PIECES;
+        widen_chunk(to + T::at(row, 2 * piece), loaded[n].x, loaded[n].y);
+        widen_chunk(to + T::at(row, 2 * piece + 1), loaded[n].z, loaded[n].w);
+    }
 }
 
 /*
@@ -174,16 +201,16 @@ static __device__ __forceinline__ void load_tile(const struct attention &t, cons
     const uint8_t *mine = 0;
     if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
         mine = key_at(t, i.seq, i.kv_head, eight);
+    if (t.row_bytes == DIM) {
+        load_plane_e4m3<DIM>(i, first, mine, 0, to);
+        load_plane_e4m3<DIM>(i, first, mine, t.plane_bytes, to + T::PLANE_BYTES);
+        return;
+    }
 #pragma unroll 2
     for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
         uint32_t row = r + thread / T::CHUNKS;
-        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * t.row_bytes + chunk * (t.row_bytes / T::CHUNKS);
+        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
         bool valid = first + row >= i.first_key && first + row <= i.last_key;
-        if (t.row_bytes == DIM) {
-            widen_chunk(to + T::at(row, chunk), k, valid);
-            widen_chunk(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
-            continue;
-        }
         copy_async16(to + T::at(row, chunk), k, valid);
         copy_async16(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
     }
@@ -471,15 +498,22 @@ static __device__ __forceinline__ void store_tile(const struct attention &t, con
             continue;
         struct joint end = {0, 1, 1};
         float *to = base + (m + 8 * r) * DIM + column;
+        uint16_t *rounded = NULL;
         if (i.partial && column == 0)
             store(base + f.n_queries * DIM + 2 * (m + 8 * r), pack<float, 2>{x.m[r], x.l[r]});
         if (!i.partial) {
             end = finish(t, at[r].head, x.m[r], x.l[r]);
-            to = t.out + ((size_t)at[r].row * t.n_heads + at[r].head) * DIM + column;
+            size_t of_out = ((size_t)at[r].row * t.n_heads + at[r].head) * DIM + column;
+            to = t.out + of_out;
+            rounded = t.rounded ? t.rounded + of_out : NULL;
         }
 #pragma unroll
-        for (uint32_t n = 0; n < N; n++)
-            store(to + 8 * n, pack<float, 2>{finished(end, x.o[n][2 * r]), finished(end, x.o[n][2 * r + 1])});
+        for (uint32_t n = 0; n < N; n++) {
+            const pack<float, 2> two = {finished(end, x.o[n][2 * r]), finished(end, x.o[n][2 * r + 1])};
+            store(to + 8 * n, two);
+            if (rounded)
+                store_rounded(rounded + 8 * n, two);
+        }
     }
 }
 

@@ -48,6 +48,8 @@ struct cuda *cuda_enter(struct kernels *k)
 {
     struct cuda *c = cuda_select(k);
     cuda_send_puts(c);
+    c->rounded_before = c->rounded_now;
+    c->rounded_now = (struct cuda_rounded){0};
     return c;
 }
 
@@ -90,7 +92,8 @@ static void rmsnorm(struct kernels *k, const float *x, const float *w, float eps
                     float *y)
 {
     struct cuda *c = cuda_enter(k);
-    cuda_norm(c->stream, x, y, dim, 1, dim, w, eps, n_rows, dim, c->compute == COMPUTE_BF16);
+    cuda_norm(c->stream, x, y, dim, 1, dim, w, eps, n_rows, dim, c->compute == COMPUTE_BF16,
+              cuda_round_too(c, y, n_rows, dim));
     CUDA_MUST(cudaGetLastError());
 }
 
@@ -98,7 +101,7 @@ static void head_norm(struct kernels *k, float *x, size_t row_stride, uint32_t n
                       const float *w, float eps, uint32_t n_rows, uint32_t dim)
 {
     struct cuda *c = cuda_enter(k);
-    cuda_norm(c->stream, x, x, row_stride, n_heads, head_stride, w, eps, n_rows, dim, c->compute == COMPUTE_BF16);
+    cuda_norm(c->stream, x, x, row_stride, n_heads, head_stride, w, eps, n_rows, dim, c->compute == COMPUTE_BF16, NULL);
     CUDA_MUST(cudaGetLastError());
 }
 
@@ -117,7 +120,8 @@ static void copy_heads(struct kernels *k, const struct k_each *e, uint32_t n_hea
 static void glu(struct kernels *k, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
                 float *out)
 {
-    cuda_glu(cuda_enter(k)->stream, gate_up, n_rows, dim, glu, out);
+    struct cuda *c = cuda_enter(k);
+    cuda_glu(c->stream, gate_up, n_rows, dim, glu, out, cuda_round_too(c, out, n_rows, dim));
     CUDA_MUST(cudaGetLastError());
 }
 
@@ -183,7 +187,8 @@ static void attention(struct kernels *k, const struct k_attn *a)
     struct cuda *c = cuda_enter(k);
     const struct cuda_batch *b = batch_of(c, a);
     if (c->compute == COMPUTE_BF16 && cuda_attention_fits(a))
-        cuda_attention_fast(c->stream, a, b, c->is_hopper, cuda_scratch(c, cuda_attention_scratch(a, b, c->is_hopper)));
+        cuda_attention_fast(c->stream, a, b, c->is_hopper, cuda_scratch(c, cuda_attention_scratch(a, b, c->is_hopper)),
+                            cuda_round_too(c, a->out, b->n_rows, (size_t)a->n_heads * a->v_dim));
     else
         cuda_attention_exact(c->stream, a, b);
     CUDA_MUST(cudaGetLastError());

@@ -168,15 +168,17 @@ CUDA_C void cuda_take_rows(cudaStream_t stream, const void *table, enum num_type
                            const uint32_t *ids, uint32_t n_rows, float scale, float *out);
 /*
  * As k_head_norm, for n_heads heads of dim numbers in a row. y may be x with the same strides. fast: any
- * order of the sum.
+ * order of the sum. rounded, here and below: NULL, or where the rows are written as bf16, too, one behind the
+ * other (their length is a multiple of four then; here n_heads is 1).
  */
 CUDA_C void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride, uint32_t n_heads,
-                      size_t head_stride, const float *w, float eps, uint32_t n_rows, uint32_t dim, bool fast);
+                      size_t head_stride, const float *w, float eps, uint32_t n_rows, uint32_t dim, bool fast,
+                      void *rounded);
 CUDA_C void cuda_add(cudaStream_t stream, const float *x, size_t n, float *y);
 CUDA_C void cuda_copy_heads(cudaStream_t stream, const struct k_each *e, uint32_t n_heads, uint32_t dim,
                             uint32_t n_rows);
 CUDA_C void cuda_glu(cudaStream_t stream, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
-                     float *out);
+                     float *out, void *rounded);
 CUDA_C void cuda_softcap(cudaStream_t stream, float *x, size_t n, float cap);
 CUDA_C void cuda_rope(cudaStream_t stream, float *x, size_t row_stride, uint32_t n_heads, size_t head_stride,
                       const struct k_rotary *r, const uint32_t *table_rows, uint32_t n_rows);
@@ -201,7 +203,7 @@ CUDA_C bool cuda_attention_fits(const struct k_attn *a); /* whether the fast for
 CUDA_C size_t cuda_attention_scratch(const struct k_attn *a, const struct cuda_batch *b,
                                      bool is_hopper); /* bytes of scratch; 0: none */
 CUDA_C void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b, bool is_hopper,
-                                void *scratch);
+                                void *scratch, void *rounded);
 
 /* ---------------------------------------------------------- launches: sampling.cu */
 CUDA_C void cuda_sample_rows(cudaStream_t stream, const float *logits, uint32_t n, uint32_t n_rows,

@@ -12,17 +12,20 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_tile.cuh"
 
+template <enum k_weights W> constexpr uint32_t codes_in_piece = W == WEIGHTS_INT4 ? 32 : 16; /* in 16 bytes */
+
 /* A tile as fast_shape, with packed codes. */
 template <class S_, enum k_weights W_>
 struct packed_shape {
-    using S = S_; static constexpr enum k_weights W = W_;
-    static constexpr uint32_t CODES = W == WEIGHTS_INT4 ? 32 : 16; /* codes in 16 bytes */
+    using S = S_; static constexpr enum k_weights W = W_; static constexpr uint32_t CODES = codes_in_piece<W>;
+    /* Widening is a chain in each warp, so many small blocks of threads on a multiprocessor hide it best. */
+    static constexpr uint32_t STAGES = S::ROWS <= 16 ? 3 : 2;
     /* Pieces of 16 bytes in a stage's part of a row. */
     static constexpr uint32_t ROW = S::K / CODES;
     static constexpr uint32_t EACH = S::OUTS * ROW / S::THREADS;           /* pieces of each thread */
     static constexpr uint32_t STAGE = S::OUTS * ROW + S::ROWS * S::CHUNKS; /* codes, then rows */
     /* The widened tile, then stages. */
-    static constexpr uint32_t BYTES = (S::OUTS * S::CHUNKS + STAGE * S::STAGES) * 16;
+    static constexpr uint32_t BYTES = (S::OUTS * S::CHUNKS + STAGE * STAGES) * 16;
     static_assert(S::K == CUDA_PACKED_ALIGN && S::OUTS * ROW % S::THREADS == 0 && BYTES <= 99 * 1024,
                   "stages are whole, copies are shared evenly");
 };
@@ -66,28 +69,41 @@ template <enum k_weights W>
 static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, uint32_t i, float scale)
 {
     constexpr uint32_t BITS = W == WEIGHTS_INT4 ? 4 : 8, MASK = (1 << BITS) - 1;
+    if constexpr (W == WEIGHTS_FP8) {
+        float a, b;
+        from_e4m3_pair(codes >> (2 * i * BITS), &a, &b);
+        return pack_bf16(a * scale, b * scale);
+    }
     uint8_t low = codes >> (2 * i * BITS) & MASK, high = codes >> ((2 * i + 1) * BITS) & MASK;
     return pack_bf16(packed_number(W, low) * scale, packed_number(W, high) * scale);
+}
+
+/* Chunk i (8 numbers of bf16) of a piece. */
+template <enum k_weights W>
+static __device__ __forceinline__ uint4 widen_chunk(const uint4 &piece, uint32_t i, float scale)
+{
+    constexpr uint32_t WORD = codes_in_piece<W> / 4; /* codes in 4 bytes */
+    const uint32_t from[4] = {piece.x, piece.y, piece.z, piece.w};
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t j = 0; j < 4; j++) {
+        uint32_t pair = 4 * i + j;
+        words[j] = widen_pair<W>(from[2 * pair / WORD], pair % (WORD / 2), scale);
+    }
+    return {words[0], words[1], words[2], words[3]};
 }
 
 /* Widens a thread's codes of a stage to where load_matrix4 reads their numbers. */
 template <class P>
 static __device__ __forceinline__ void widen_stage(const uint4 *stage, const float scales[P::EACH], uint4 *tile)
 {
-    constexpr uint32_t WORD = P::CODES / 4; /* codes in 4 bytes */
 #pragma unroll
     for (uint32_t i = 0; i < P::EACH; i++) {
-        uint4 codes = stage[i * P::S::THREADS + threadIdx.x];
-        const uint32_t from[4] = {codes.x, codes.y, codes.z, codes.w};
-        uint32_t words[P::CODES / 2];
+        uint4 piece = stage[i * P::S::THREADS + threadIdx.x];
 #pragma unroll
-        for (uint32_t j = 0; j < P::CODES / 2; j++)
-            words[j] = widen_pair<P::W>(from[2 * j / WORD], j % (WORD / 2), scales[i]);
-#pragma unroll
-        for (uint32_t j = 0; j < P::CODES / 8; j++) {
-            uint4 chunk = {words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]};
-            *chunk_at<typename P::S>(tile, piece_out<P>(i), piece_chunk<P>(i) * (P::CODES / 8) + j) = chunk;
-        }
+        for (uint32_t j = 0; j < P::CODES / 8; j++)
+            *chunk_at<typename P::S>(tile, piece_out<P>(i), piece_chunk<P>(i) * (P::CODES / 8) + j) =
+                widen_chunk<P::W>(piece, j, scales[i]);
     }
 }
 
@@ -105,7 +121,7 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
     const uint16_t *x = rows_of<uint16_t>(job, t);
     uint32_t n_steps = (job.n_in + 15) / 16, n_stages = job.stride / S::K;
     auto copy = [&](uint32_t i) {
-        uint4 *stage = stages + i % S::STAGES * P::STAGE;
+        uint4 *stage = stages + i % P::STAGES * P::STAGE;
         if (i < n_stages) {
             copy_codes<P>(stage, w, code_bytes(job), job.n_out - t.out0, i);
             copy_rows<S, S::ROWS>(stage + S::OUTS * P::ROW, x, job.p.x_stride, t.n_rows, i * S::K, job.stride);
@@ -113,22 +129,22 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
         copy_async_commit(); /* also an empty group: waiting counts groups */
     };
     float scales[P::EACH], next[P::EACH], sum[S::OUT_FRAGMENTS][S::ROW_FRAGMENTS][4] = {};
-    for (uint32_t i = 0; i < S::STAGES - 1; i++)
+    for (uint32_t i = 0; i < P::STAGES - 1; i++)
         copy(i);
     fetch_scales<P>(job, all, t, 0, next);
     for (uint32_t i = 0; i < n_stages; i++) {
-        uint4 *stage = stages + i % S::STAGES * P::STAGE;
+        uint4 *stage = stages + i % P::STAGES * P::STAGE;
 #pragma unroll
         for (uint32_t j = 0; j < P::EACH; j++)
             scales[j] = next[j];
         fetch_scales<P>(job, all, t, i + 1, next);
-        copy_async_wait<S::STAGES - 2>();
+        copy_async_wait<P::STAGES - 2>();
         /*
          * After this, stage i is complete, and no thread reads the tile or the stage that is overwritten
          * next.
          */
         __syncthreads();
-        copy(i + S::STAGES - 1);
+        copy(i + P::STAGES - 1);
         widen_stage<P>(stage, scales, tile);
         __syncthreads();
 #pragma unroll
@@ -202,16 +218,32 @@ void cuda_packed_sorted_fast(cudaStream_t stream, const struct cuda_stack *s, co
     launch_packed(stream, sorted_job_of(s, p, first));
 }
 
-/* One block of threads for each row. */
-static __global__ void widen_rows(const struct linear_job job, uint16_t *to)
+/* A piece of 16 bytes for each thread; blockIdx.x is a row. */
+template <enum k_weights W> static __global__ void widen_rows(const struct linear_job job, uint4 *to)
 {
-    uint16_t *row = to + (size_t)blockIdx.x * job.stride;
-    for (uint32_t k = threadIdx.x; k < job.stride; k += blockDim.x)
-        row[k] = scalar_to_bf16(packed_weight(job, job.data, blockIdx.x, k));
+    constexpr uint32_t CODES = codes_in_piece<W>;
+    uint32_t piece = blockIdx.y * blockDim.x + threadIdx.x, k = piece * CODES;
+    if (k >= job.stride)
+        return;
+    const uint8_t *row = (const uint8_t *)job.data + (size_t)blockIdx.x * code_bytes(job);
+    uint4 codes = ((const uint4 *)row)[piece];
+    float scale = scale_of(job, job.data, W, blockIdx.x, k);
+    uint4 *out = to + ((size_t)blockIdx.x * job.stride + k) / 8;
+#pragma unroll
+    for (uint32_t i = 0; i < CODES / 8; i++)
+        out[i] = widen_chunk<W>(codes, i, scale);
+}
+
+template <enum k_weights W> static void launch_widen(cudaStream_t stream, const struct linear_job &job, void *to)
+{
+    widen_rows<W><<<dim3(job.n_out, tiles(job.stride, 128 * codes_in_piece<W>)), 128, 0, stream>>>(job, (uint4 *)to);
 }
 
 void cuda_widen(cudaStream_t stream, const struct cuda_matrix *w, void *to)
 {
     struct cuda_product none = {};
-    widen_rows<<<w->n_out, 256, 0, stream>>>(job_of(w, &none), (uint16_t *)to);
+    auto *launch = w->weights == WEIGHTS_INT8  ? launch_widen<WEIGHTS_INT8>
+                   : w->weights == WEIGHTS_FP8 ? launch_widen<WEIGHTS_FP8>
+                                               : launch_widen<WEIGHTS_INT4>;
+    launch(stream, job_of(w, &none), to);
 }

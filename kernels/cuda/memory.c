@@ -164,20 +164,34 @@ void cuda_memory_close(struct cuda *c)
     free_pinned(c->reads.host);
     free(c->reads.pending);
     free(c->mappings);
-    CUDA_MUST(cudaFree(c->scratch));
+    CUDA_MUST(cudaFree(c->scratch.at));
+    CUDA_MUST(cudaFree(c->rounded.at));
+}
+
+static void *room(struct cuda *c, struct cuda_room *r, size_t len_bytes)
+{
+    if (len_bytes <= r->len_bytes)
+        return r->at;
+    cuda_replay_forget(c);
+    size_t twice = 2 * r->len_bytes, len = aligned(len_bytes > twice ? len_bytes : twice);
+    CUDA_MUST(cudaFree(r->at)); /* waits for operations that use it */
+    r->at = NULL;
+    CUDA_MUST(cudaMalloc(&r->at, len));
+    r->len_bytes = len;
+    return r->at;
 }
 
 void *cuda_scratch(struct cuda *c, size_t len_bytes)
 {
-    if (len_bytes <= c->scratch_bytes)
-        return c->scratch;
-    cuda_replay_forget(c);
-    size_t twice = 2 * c->scratch_bytes, len = aligned(len_bytes > twice ? len_bytes : twice);
-    CUDA_MUST(cudaFree(c->scratch)); /* waits for operations that use it */
-    c->scratch = NULL;
-    CUDA_MUST(cudaMalloc(&c->scratch, len));
-    c->scratch_bytes = len;
-    return c->scratch;
+    return room(c, &c->scratch, len_bytes);
+}
+
+void *cuda_round_too(struct cuda *c, const float *rows, uint32_t n_rows, size_t n)
+{
+    if (c->compute != COMPUTE_BF16 || n % CUDA_SLAB_NUMBERS || (uintptr_t)rows % 16)
+        return NULL;
+    c->rounded_now = (struct cuda_rounded){rows, n_rows, (uint32_t)n};
+    return room(c, &c->rounded, n_rows * n * sizeof(uint16_t));
 }
 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out)

@@ -20,6 +20,15 @@ template <class T, int N> static __device__ __forceinline__ void store(T *y, con
     *(pack<T, N> *)y = v;
 }
 
+/* Stores numbers as bf16, rounded to nearest even. */
+template <int N> static __device__ __forceinline__ void store_rounded(uint16_t *y, const pack<float, N> &v)
+{
+    pack<uint16_t, N> out;
+    for (int j = 0; j < N; j++)
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.at[j]) : "f"(v.at[j]));
+    store(y, out);
+}
+
 /* Whether floats that begin at p, with these distances, can be accessed four at a time. */
 static inline bool by_four(const void *p, size_t stride, size_t step)
 {

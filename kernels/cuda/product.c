@@ -1,10 +1,11 @@
 /*
  * Products: chooses the order of summation, and the code that computes.
  *
- * COMPUTE_BF16 first rounds its rows into scratch. Then our own product computes, by Hopper's own
- * instructions on such a device; a row has the same bits in any batch. If the backend was opened with
- * any_order, cuBLAS computes where there are many rows. Its algorithm is looked up once for each shape and
- * power of two of rows. Algorithms that split k over CTAs are left out, because two runs of them may differ.
+ * COMPUTE_BF16 first rounds its rows into scratch, unless the operation before has done so. Then our own
+ * product computes, by Hopper's own instructions on such a device; a row has the same bits in any batch.
+ * If the backend was opened with any_order, cuBLAS computes where there are many rows. Its algorithm is
+ * looked up once for each shape and power of two of rows. Algorithms that split k over CTAs are left out,
+ * because two runs of them may differ.
  */
 #include <stdlib.h>
 
@@ -148,6 +149,15 @@ bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct
     return true;
 }
 
+/* Whether the operation before has rounded p's rows, and as the matrix needs them. */
+static bool are_rounded(const struct cuda *c, const struct cuda_matrix *m, uint32_t n_parts,
+                        const struct cuda_product *p)
+{
+    const struct cuda_rounded *r = &c->rounded_before;
+    return r->rows && r->rows == p->x && r->n_rows >= p->n_rows && n_parts == 1 && r->n == m->n_in &&
+           r->n == m->stride && r->n == p->x_stride;
+}
+
 /*
  * Rounds n_parts parts of each row, x_step apart, to bf16 in scratch: [n_rows][n_parts][stride], behind
  * before_bytes that the caller uses. Updates p.
@@ -155,6 +165,11 @@ bool cuda_product_blas(struct cuda *c, const struct cuda_matrix *m, const struct
 static void round_rows_after(struct cuda *c, const struct cuda_matrix *m, size_t before_bytes, size_t x_step,
                              uint32_t n_parts, struct cuda_product *p)
 {
+    if (are_rounded(c, m, n_parts, p)) {
+        cuda_scratch(c, before_bytes);
+        p->x = c->rounded.at;
+        return;
+    }
     size_t x_stride = (size_t)n_parts * m->stride;
     uint8_t *to = cuda_scratch(c, before_bytes + p->n_rows * x_stride * sizeof(uint16_t));
     to += before_bytes;
@@ -209,9 +224,9 @@ static void linear_packed(struct cuda *c, const struct cuda_matrix *m, struct cu
         return;
     }
     round_rows_after(c, m, (size_t)m->n_out * m->stride * sizeof(uint16_t), 0, 1, p);
-    wide.data = c->scratch;
+    wide.data = c->scratch.at;
     wide.weights = WEIGHTS_AS_STORED;
-    cuda_widen(c->stream, m, c->scratch);
+    cuda_widen(c->stream, m, c->scratch.at);
     if (!c->any_order || p->n_rows < BLAS_MIN_ROWS || !cuda_product_blas(c, &wide, p))
         cuda_linear_fast(c->stream, &wide, p);
 }

@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "kernels/scalar.h"
+
 /* Copies 16 bytes from global to shared memory, asynchronously; writes zeros if not valid. */
 static __device__ __forceinline__ void copy_async16(void *shared, const void *from, bool valid)
 {
@@ -62,6 +64,20 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
     uint32_t word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
+}
+
+/* Two neighbouring numbers of e4m3, exactly. */
+static __device__ __forceinline__ void from_e4m3_pair(uint32_t codes, float *low, float *high)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{ .reg .b32 halves; .reg .f16 l, h; cvt.rn.f16x2.e4m3x2 halves, %2; mov.b32 {l, h}, halves;\n"
+        "cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(*low), "=f"(*high)
+        : "h"((uint16_t)codes));
+#else
+    *low = scalar_from_e4m3((uint8_t)codes);
+    *high = scalar_from_e4m3((uint8_t)(codes >> 8));
+#endif
 }
 
 /* 2^x within 2 ulp. Subnormal results become zero; 2^-inf is 0. */

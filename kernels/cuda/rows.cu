@@ -143,7 +143,8 @@ static __device__ __forceinline__ float gated(const struct k_glu &glu, float g, 
     return scalar_swish(g, g) * u;
 }
 
-template <int N> static __global__ void glu_rows(const float *gate_up, uint32_t dim, struct k_glu glu, float *out)
+template <int N>
+static __global__ void glu_rows(const float *gate_up, uint32_t dim, struct k_glu glu, float *out, uint16_t *rounded)
 {
     begin_kernel();
     uint32_t i = unit() * N;
@@ -153,17 +154,21 @@ template <int N> static __global__ void glu_rows(const float *gate_up, uint32_t 
     pack<float, N> g = load<N>(gate), u = load<N>(gate + dim);
     for (int j = 0; j < N; j++)
         g.at[j] = gated(glu, g.at[j], u.at[j]);
-    store(out + (size_t)blockIdx.x * dim + i, g);
+    size_t at = (size_t)blockIdx.x * dim + i;
+    store(out + at, g);
+    if (rounded)
+        store_rounded(rounded + at, g);
 }
 
 void cuda_glu(cudaStream_t stream, const float *gate_up, uint32_t n_rows, uint32_t dim, const struct k_glu *glu,
-              float *out)
+              float *out, void *rounded)
 {
     if (!n_rows)
         return;
     bool four = by_four(gate_up, dim, dim) && by_four(out, dim, dim);
     auto *kernel = four ? glu_rows<4> : glu_rows<1>;
-    launch_next(stream, kernel, row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, gate_up, dim, *glu, out);
+    launch_next(stream, kernel, row_grid(n_rows, four ? dim / 4 : dim), THREADS, 0, gate_up, dim, *glu, out,
+                (uint16_t *)rounded);
 }
 
 /* One pair for each thread. */
@@ -199,6 +204,7 @@ struct norm {
     size_t row_stride, head_stride;
     uint32_t n_heads, dim;
     float eps;
+    uint16_t *rounded; /* [rows][dim]; NULL: not wanted */
 };
 
 static __device__ __forceinline__ size_t norm_at(const struct norm &n, uint32_t i)
@@ -233,8 +239,12 @@ static __global__ void norm_short(struct norm n, uint32_t n_all)
         sum = scalar_fma(x[i], x[i], sum);
     float r = norm_factor(n, lanes_tree(sum, 0xffffu << (threadIdx.x % WARP / LANES * LANES)));
 #pragma unroll 8
-    for (uint32_t i = lane; i < n.dim; i += LANES)
-        y[i] = x[i] * r * n.w[i];
+    for (uint32_t i = lane; i < n.dim; i += LANES) {
+        float scaled = x[i] * r * n.w[i];
+        y[i] = scaled;
+        if (n.rounded)
+            store_rounded(n.rounded + (size_t)at * n.dim + i, pack<float, 1>{scaled});
+    }
 }
 
 /* Scales the row after its sum is known; the row is in a cache by then. */
@@ -247,6 +257,8 @@ template <int N> static __device__ __forceinline__ void norm_scale(const struct 
         for (int j = 0; j < N; j++)
             v.at[j] = v.at[j] * r * w.at[j];
         store(y + i, v);
+        if (n.rounded)
+            store_rounded(n.rounded + (size_t)blockIdx.x * n.dim + i, v);
     }
 }
 
@@ -329,9 +341,9 @@ static void launch_norm_exact(cudaStream_t stream, const struct norm *n, uint32_
 }
 
 void cuda_norm(cudaStream_t stream, const float *x, float *y, size_t row_stride, uint32_t n_heads, size_t head_stride,
-               const float *w, float eps, uint32_t n_rows, uint32_t dim, bool fast)
+               const float *w, float eps, uint32_t n_rows, uint32_t dim, bool fast, void *rounded)
 {
-    const struct norm n = {x, y, w, row_stride, head_stride, n_heads, dim, eps};
+    const struct norm n = {x, y, w, row_stride, head_stride, n_heads, dim, eps, (uint16_t *)rounded};
     uint32_t n_all = n_rows * n_heads;
     bool four = by_four(x, row_stride, head_stride) && by_four(y, dim, dim) && by_four(w, dim, dim);
     if (!n_all)

@@ -69,10 +69,25 @@ struct cuda_aside {
     bool is_behind;
 };
 
+/* Memory of the device that grows to the largest need of any operation. */
+struct cuda_room {
+    void *at;
+    size_t len_bytes;
+};
+
 /* One k_map. */
 struct cuda_mapping {
     void *device;
     void *host; /* pinned; NULL: it could not be pinned */
+};
+
+/*
+ * Rows that an operation has also written rounded to bf16, which saves the product that reads them next a
+ * pass over them. They are for the next operation alone, since any other may change the rows.
+ */
+struct cuda_rounded {
+    const float *rows; /* [n_rows][n]; NULL: none */
+    uint32_t n_rows, n;
 };
 
 struct cuda_graph; /* replay.c: the operations of a step */
@@ -95,8 +110,9 @@ struct cuda {
     struct cuda_batch batch;
     struct cuda_mapping *mappings;
     uint32_t n_mappings;
-    void *scratch; /* grows to the largest need of any operation */
-    size_t scratch_bytes;
+    struct cuda_room scratch;
+    struct cuda_room rounded;
+    struct cuda_rounded rounded_before, rounded_now; /* by the operation before this one, and by this one */
 
     struct cuda_graph *graphs; /* [n_graphs] */
     uint32_t n_graphs, next_graph, capturing;
@@ -129,8 +145,8 @@ void cuda_must(cudaError_t error, const char *operation);
 _Noreturn void cuda_die(const char *operation, const char *why);
 
 /*
- * cuda_enter() begins every operation: selects the device and copies what was put. cuda_select() only selects
- * the device.
+ * cuda_enter() begins every operation: selects the device, copies what was put, and keeps what the operation
+ * before has rounded for this one alone. cuda_select() only selects the device.
  */
 struct cuda *cuda_enter(struct kernels *k);
 struct cuda *cuda_select(struct kernels *k);
@@ -145,6 +161,11 @@ void cuda_memory_close(struct cuda *c);
  * grow.
  */
 void *cuda_scratch(struct cuda *c, size_t len_bytes);
+/*
+ * Where an operation that writes rows[n_rows][n] writes them rounded to bf16, as [n_rows][n]. NULL: products
+ * could not use them. Waits for the device if the memory has to grow.
+ */
+void *cuda_round_too(struct cuda *c, const float *rows, uint32_t n_rows, size_t n);
 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);

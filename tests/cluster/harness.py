@@ -287,7 +287,7 @@ def network():
     """A network namespace of its own with a loopback device. Yields the words that run a program in it."""
     name = f"tandem-test-{os.getpid()}"
     words = ["ip", "netns", "exec", name]
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+    if not shutil.which("ip") or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
         raise Skip("network namespaces can't be made here")
     try:
         if subprocess.run([*words, "ip", "link", "set", "lo", "up"], capture_output=True).returncode:

@@ -7,7 +7,7 @@ losses (a long run may be split up). TANDEM_ROUTERS=N: through N routers, among 
 TANDEM_PROMPTS=40,300,900: other lengths, for a slow machine. The test prints a histogram of what was going on
 at each loss.
 """
-import collections, math, os, random, socket, subprocess, sys, threading, time
+import collections, math, os, random, shutil, socket, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import Client, request
@@ -417,7 +417,7 @@ class Net:
 
     def __enter__(self):
         self.ns, self.a, self.b = f"tandem-{os.getpid()}", f"tw{os.getpid()}", f"tc{os.getpid()}"
-        if os.geteuid() or self.ip("netns", "add", self.ns, check=False):
+        if os.geteuid() or not shutil.which("ip") or self.ip("netns", "add", self.ns, check=False):
             raise Skip("network namespaces are not permitted here")
         for link, subnet in ((self.a, "10.213.1"), (self.b, "10.213.2")):
             self.ip("link", "add", link, "type", "veth", "peer", "name", link + "r", "netns", self.ns)

@@ -128,6 +128,50 @@ static inline void twin_near(const struct twin *t, uint32_t dim, float share, co
     free(got);
 }
 
+/*
+ * A product that follows the operation that wrote its rows [n_rows][n_in] has the bits of a later one: a
+ * device may keep more of the rows for it. No operation may come between those rows and product_check().
+ */
+struct product {
+    struct k_matrix *m;
+    float *out[2]; /* on the device: of the first product, and of a later one */
+    size_t n_out;
+};
+
+static inline struct product product_open(struct kernels *k, uint32_t n_rows, uint32_t n_in)
+{
+    enum { OUTS = 40 };
+    struct product p = {.n_out = (size_t)n_rows * OUTS};
+    float *w = data_floats(n_in, (size_t)OUTS * n_in, 1), *zeros = mem_zalloc(p.n_out * sizeof(*zeros));
+    void *as_bf16 = data_as(w, NUM_BF16, (size_t)OUTS * n_in);
+    const struct k_matrix_part part = {.data = as_bf16, .type = NUM_BF16, .n_out = OUTS};
+    ck_assert_int_eq(k_matrix_pack(k, &part, 1, n_in, COMPUTE_BF16, WEIGHTS_AS_STORED, &p.m), TD_OK);
+    for (int i = 0; i < 2; i++)
+        p.out[i] = alloc(k, zeros, p.n_out * sizeof(*zeros));
+    free(w);
+    free(zeros);
+    free(as_bf16);
+    return p;
+}
+
+static inline void product_check(struct kernels *k, struct product *p, const float *rows, uint32_t n_rows)
+{
+    float *got[2];
+    for (int i = 0; i < 2; i++)
+        k_linear(k, p->m, rows, n_rows, p->out[i], false);
+    for (int i = 0; i < 2; i++) {
+        got[i] = mem_array(p->n_out, sizeof(float));
+        k_read(k, got[i], p->out[i], p->n_out * sizeof(float));
+    }
+    k_finish(k);
+    data_equal(got[0], got[1], p->n_out, "the product that follows");
+    for (int i = 0; i < 2; i++) {
+        k_free(k, p->out[i]);
+        free(got[i]);
+    }
+    k_matrix_free(k, p->m);
+}
+
 /* -------------------------------------------------------------------- main */
 
 /* Runs each test on each device; _i is the index of the device. Without a device all tests are skipped. */

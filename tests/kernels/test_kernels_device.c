@@ -743,6 +743,36 @@ START_TEST(test_norm_of_a_row_is_the_same_alone_and_in_a_batch)
 }
 END_TEST
 
+/* Also where another operation has changed the rows since. */
+START_TEST(test_a_product_that_follows_has_the_bits_of_a_later_one)
+{
+    static const uint32_t DIMS[] = {8, 64, 200, 576, 1024, 4096}, ROWS[] = {1, 3, 70, 200};
+    open_fast(_i);
+    struct kernels *k = sides[1];
+    const struct k_glu glu = {ACT_SILU, 0, 0};
+    for (uint32_t i = 0; i < 24; i++) {
+        uint32_t dim = DIMS[i % 6], n_rows = ROWS[i / 6];
+        size_t n = (size_t)n_rows * dim;
+        struct twin x = twin_floats(i, 2 * n, 1), y = twin_floats(i + 1, n, 1), w = twin_floats(i + 2, dim, 1);
+        struct product after_norm = product_open(k, n_rows, dim), after_glu = product_open(k, n_rows, dim),
+                       after_add = product_open(k, n_rows, dim), of_fewer = product_open(k, n_rows, dim);
+        k_rmsnorm(k, x.at[1], w.at[1], 1e-5f, n_rows, dim, y.at[1]);
+        product_check(k, &after_norm, y.at[1], n_rows);
+        k_glu(k, x.at[1], n_rows, dim, &glu, y.at[1]);
+        product_check(k, &after_glu, y.at[1], n_rows);
+        k_rmsnorm(k, x.at[1], w.at[1], 1e-5f, n_rows, dim, y.at[1]);
+        k_add(k, x.at[1], n, y.at[1]);
+        product_check(k, &after_add, y.at[1], n_rows);
+        k_rmsnorm(k, x.at[1], w.at[1], 1e-5f, n_rows, dim, y.at[1]);
+        product_check(k, &of_fewer, y.at[1], n_rows / 2 + 1);
+        twin_free(&x);
+        twin_free(&y);
+        twin_free(&w);
+    }
+    close_device();
+}
+END_TEST
+
 START_TEST(test_elementwise_equals_plain)
 {
     open_exact(_i);
@@ -1077,6 +1107,7 @@ int main(void)
                                   test_norms_equal_plain,
                                   test_fast_norms_are_near_plain,
                                   test_norm_of_a_row_is_the_same_alone_and_in_a_batch,
+                                  test_a_product_that_follows_has_the_bits_of_a_later_one,
                                   test_elementwise_equals_plain,
                                   test_copied_and_rotated_heads_equal_plain,
                                   test_route_equals_plain,

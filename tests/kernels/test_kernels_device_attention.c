@@ -133,9 +133,15 @@ static uint32_t attend(const struct kv_pair *p, int side, const struct chunk *ch
     a.out = out_at;
     a.seqs = seqs;
     a.n_seqs = n;
+    bool fast = kernels_config(k)->compute == COMPUTE_BF16;
+    struct product follows = {0};
+    if (fast)
+        follows = product_open(k, n_rows, a.n_heads * a.v_dim);
     k_step(k);
     k_put_seqs(k, seqs, n, p->c->layout.page_tokens);
     k_attention(k, &a);
+    if (fast)
+        product_check(k, &follows, out_at, n_rows);
     k_read(k, out, out_at, out_bytes);
     k_finish(k);
     k_free(k, q_at);
