@@ -58,8 +58,10 @@ struct child {
      * backoff_ns: the last delay, also kept while the process runs.
      */
     uint64_t started_ns, due_ns, backoff_ns;
-    bool registers;   /* it tells the router itself where it is */
-    int64_t drain_ms; /* how long it may take to finish what it has, once it is told to end */
+    uint64_t heard_ns; /* when it last answered a health check, or came up */
+    uint32_t n_silent; /* checks since then that it has not answered */
+    bool registers;    /* it tells the router itself where it is */
+    int64_t drain_ms;  /* how long it may take to finish what it has, once it is told to end */
 };
 
 const char *child_role_name(enum child_role role);

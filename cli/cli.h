@@ -20,6 +20,7 @@ int cli_down(int argc, char **argv);
 int cli_generate(int argc, char **argv);
 int cli_chat(int argc, char **argv);
 int cli_status(int argc, char **argv);
+int cli_health(int argc, char **argv);
 int cli_audit(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_bench(int argc, char **argv); /* in bench/bench.c, which only this program links */

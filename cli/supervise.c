@@ -18,7 +18,12 @@
 #include "base/log.h"
 #include "cli/cli.h"
 
-enum { READY_SECONDS = 60, TAIL_LINES = 5 };
+enum {
+    READY_SECONDS = 60,
+    TAIL_LINES = 5,
+    CHECKS = 6, /* health checks within the time after which a process counts as deaf */
+    LEAST_SILENT = 3
+};
 static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 3 * NS_PER_MS; /* limit of each: router, workers, stores */
 /* Signals within this time count once: timeout(1) sends its signal to a process and to its group. */
 static const uint64_t ONE_STOP_NS = 500 * NS_PER_MS;
@@ -29,9 +34,10 @@ struct supervisor {
     struct log log;
     int signal_fd;
     struct child *router; /* the last of the children at the start */
-    struct child probe;   /* tandem status --wait */
+    struct child probe;   /* tandem status --wait, later tandem health; one at a time */
     int probe_status;
-    uint32_t n_stops; /* how often we were asked to stop; the second time means without draining */
+    uint64_t check_ns; /* when health is asked next, or the question is given up */
+    uint32_t n_stops;  /* how often we were asked to stop; the second time means without draining */
     uint64_t stopped_ns;
     bool failed, stopping, quiet;
     bool changed;     /* cluster.json must be written again */
@@ -165,6 +171,8 @@ static void start(struct supervisor *s, struct child *c)
 
 static void on_announced(struct supervisor *s, struct child *c)
 {
+    c->heard_ns = clock_now(&s->clock);
+    c->n_silent = 0;
     say(s, LOG_INFO, c->n_restarts ? "%s ready again %s" : "%s ready %s", c->name, c->listen);
     s->changed = true;
 }
@@ -227,6 +235,76 @@ static void read_signals(struct supervisor *s)
         }
 }
 
+/* ------------------------------------------------------------------ health */
+
+static uint64_t check_interval(const struct supervisor *s)
+{
+    return (uint64_t)s->config->deaf_ms * NS_PER_MS / CHECKS;
+}
+
+static bool is_checked(const struct supervisor *s)
+{
+    return s->is_up && s->config->deaf_ms && !s->stopping;
+}
+
+/* Starts tandem health for all processes that are up. One that takes until the next check is ended. */
+static void check_health(struct supervisor *s)
+{
+    struct child *p = &s->probe;
+    struct td_error e;
+    uint64_t now = clock_now(&s->clock);
+    if (!is_checked(s) || now < s->check_ns)
+        return;
+    s->check_ns = now + check_interval(s);
+    if (p->pid) {
+        child_kill(p);
+        return;
+    }
+    args_free(&p->args);
+    args_add(&p->args, "%s", s->config->tandem);
+    args_add(&p->args, "health");
+    args_add(&p->args, "--quiet");
+    uint64_t half_ms = check_interval(s) / NS_PER_MS / 2;
+    args_add(&p->args, "--timeout-ms=%llu", half_ms < 10 ? 10ull : half_ms < 2000 ? (unsigned long long)half_ms : 2000);
+    for (uint32_t i = 0; i < s->n_children; i++)
+        if (s->config->children[i].state == CHILD_UP)
+            args_add(&p->args, "%s", s->config->children[i].listen);
+    unlink(p->log_path); /* it has one answer at a time */
+    if (child_start(p, now, &e))
+        log_warn(&s->log, "%s", e.text);
+}
+
+/* Whether the answer of tandem health, a line for each process that does not serve, calls this one silent. */
+static bool is_silent(const char *answer, const char *address)
+{
+    size_t len = strlen(address);
+    for (const char *line = answer; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (!strncmp(line, address, len) && line[len] == ' ')
+            return !strncmp(line + len + strspn(line + len, " "), "silent", 6);
+    return false;
+}
+
+static void on_health(struct supervisor *s)
+{
+    struct bytes answer = {0};
+    uint64_t now = clock_now(&s->clock);
+    child_log_tail(&s->probe, UINT32_MAX, &answer);
+    for (uint32_t i = 0; i < s->n_children; i++) {
+        struct child *c = &s->config->children[i];
+        if (c->state != CHILD_UP || c->started_ns > s->probe.started_ns)
+            continue;
+        if (!is_silent(answer.data, c->listen)) {
+            c->heard_ns = now;
+            c->n_silent = 0;
+        } else if (++c->n_silent >= LEAST_SILENT && now - c->heard_ns >= (uint64_t)s->config->deaf_ms * NS_PER_MS) {
+            say(s, LOG_WARN, "%s has not answered for %llu s: killed", c->name,
+                (unsigned long long)((now - c->heard_ns) / NS_PER_S));
+            child_kill(c);
+        }
+    }
+    bytes_free(&answer);
+}
+
 static void reap(struct supervisor *s)
 {
     int status;
@@ -234,7 +312,8 @@ static void reap(struct supervisor *s)
     for (uint32_t i = 0; i < s->n_children; i++)
         if (child_reap(&s->config->children[i], now, &status))
             on_exited(s, &s->config->children[i], status);
-    child_reap(&s->probe, now, &s->probe_status);
+    if (child_reap(&s->probe, now, &s->probe_status) && is_checked(s) && WIFEXITED(s->probe_status))
+        on_health(s);
 }
 
 /* When stopping, stop_roles() kills. */
@@ -268,6 +347,8 @@ static int poll_ms(const struct supervisor *s, uint64_t deadline)
     uint64_t now = clock_now(&s->clock);
     if (s->unwritten && now + NS_PER_S < deadline)
         deadline = now + NS_PER_S;
+    if (is_checked(s) && s->check_ns < deadline)
+        deadline = s->check_ns;
     for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
         if (is_waited_for(s, c) && c->due_ns < deadline)
@@ -292,6 +373,7 @@ static void turn(struct supervisor *s, uint64_t deadline)
     read_signals(s);
     reap(s);
     act_on_due(s);
+    check_health(s);
     if (s->changed || s->unwritten)
         write_cluster(s);
 }
@@ -460,6 +542,18 @@ static bool start_router(struct supervisor *s)
     return wait_announced(s, s->n_children);
 }
 
+static void end_probe(struct supervisor *s)
+{
+    struct child *p = &s->probe;
+    if (!p->pid)
+        return;
+    child_kill(p);
+    waitpid(p->pid, &s->probe_status, 0);
+    p->pid = 0;
+    if (p->ready_fd >= 0)
+        close(p->ready_fd);
+}
+
 static bool wait_ready(struct supervisor *s)
 {
     struct child *p = &s->probe;
@@ -473,13 +567,7 @@ static bool wait_ready(struct supervisor *s)
     start(s, p);
     while (go_on(s) && p->pid)
         turn(s, UINT64_MAX);
-    if (p->pid) {
-        child_kill(p);
-        waitpid(p->pid, &s->probe_status, 0);
-        p->pid = 0;
-        if (p->ready_fd >= 0)
-            close(p->ready_fd);
-    }
+    end_probe(s);
     if (!go_on(s))
         return false;
     s->failed = !WIFEXITED(s->probe_status) || WEXITSTATUS(s->probe_status);
@@ -574,6 +662,7 @@ int supervise_run(const struct supervise_config *config, int signal_fd)
     stop_roles(&s, CHILD_ROUTER, CHILD_ROUTER);
     stop_roles(&s, CHILD_PREFILL, CHILD_DECODE);
     stop_roles(&s, CHILD_STORE, CHILD_STORE);
+    end_probe(&s);
     log_info(&s.log, "stopped");
     child_free(&s.probe);
     close(s.log.fd);

@@ -5,7 +5,8 @@
  *   start:   all workers and stores start at once; when each has written where it listens, the router starts;
  *            when `tandem status --wait` reports that all are ready and the router serves, on_up is called
  *   run:     a process that exits is started again on the same address, after 100 ms, doubling to 5 s; 10 s
- *            of life reset the delay
+ *            of life reset the delay. One that answers no health check for deaf_ms is killed, and so starts
+ *            again; one that refuses connections answers (it may have as many as it takes)
  *   scale:   SIGUSR1: the run directory's file `scale` says how many workers of each role and how many stores
  *            there shall be. New ones register with the router by themselves; those with the highest numbers
  *            are told to drain, and killed if they have not ended 10 s after the time that they have for it
@@ -15,7 +16,8 @@
  * If a process ends before it was ever ready, the whole start fails, because its error will not go away by
  * itself. A process that was added later is given up, and the others go on.
  *
- * A process of its own asks whether all are ready, because a process that has used gRPC must not fork.
+ * Processes of their own ask whether all are ready (tandem status) and answer (tandem health), because a
+ * process that has used gRPC must not fork.
  *
  * Threads: one. Errors: printed on stderr and in logs/up.log.
  */
@@ -33,7 +35,8 @@ struct supervise_config {
     /* Fills in another worker or store, which is told the router's address. */
     enum td_status (*make)(void *user, enum child_role role, uint32_t number, const char *router, struct child *out,
                            struct td_error *error_out);
-    const char *tandem; /* path of this program, for `tandem status --wait` */
+    const char *tandem; /* path of this program, for `tandem status --wait` and `tandem health` */
+    int64_t deaf_ms;    /* 0: no process is asked */
     const char *model;
     /* Called once, with the router's address. True: nobody reads stderr any more, so messages go only to the
      * log. */

@@ -37,7 +37,7 @@ struct up_options {
     const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *transports, *isa, *numerics,
         *weights, *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
     int64_t n_prefill, n_decode, n_stores, threads, block_tokens, pool_bytes, pages, max_context, max_batch,
-        chunk_tokens, silence_ms, n_tensor, n_pipeline;
+        chunk_tokens, silence_ms, deaf_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
     const char *packed_cache;
     bool store, detach, faults, no_packed_cache, is_trusted_network;
@@ -62,6 +62,8 @@ static const struct option TABLE[] = {
     {"listen", OPT_ADDRESS, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0,
      "address of the client API; port 0 picks one"},
     {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "log level of all processes"},
+    {"deaf-ms", OPT_MS, AT(deaf_ms), "30s", NULL, 0, 3.6e6,
+     "a process that lives and answers no health check for this long is started again; 0: never"},
     {"faults", OPT_BOOL, AT(faults), NULL, NULL, 0, 0,
      "allows tandem replay --at to set faults of workers and stores while they run"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "Compute"},
@@ -421,6 +423,7 @@ static int run_cluster(struct up *u)
                                        .max_children = MAX_CHILDREN,
                                        .make = make_child,
                                        .tandem = tandem,
+                                       .deaf_ms = u->options.deaf_ms,
                                        .model = u->options.model,
                                        .on_up = on_up,
                                        .user = u};

@@ -118,6 +118,28 @@ def test_a_killed_process_is_restarted_on_its_address():
 
 
 @test
+def test_a_process_that_lives_and_does_not_answer_is_started_again():
+    with RunDir() as r:
+        r.up_well("--deaf-ms", f"{3 * SLOW}s")
+        pids = r.pids()
+        health = r.tandem("health", *[p["address"] for p in r.cluster()["processes"]], "--json", run_dir=False)
+        assert health.returncode == 0, health.stdout + health.stderr
+        assert [p["state"] for p in json.loads(health.stdout)["processes"]] == ["serving"] * 4, health.stdout
+        for name in ("router", "decode-0"):
+            os.kill(pids[name], signal.SIGSTOP)
+        health = r.tandem("health", r.router(), run_dir=False)
+        assert health.returncode == 1 and "silent" in health.stdout, health.stdout
+        wait_until(lambda: all(r.pids()[n] not in (0, pids[n]) for n in ("router", "decode-0")), 30, "restarts")
+        assert "has not answered for" in r.file("logs/up.log"), r.file("logs/up.log")
+        wait_until(lambda: [w["state"] for w in r.status().values()] == ["ready"] * 3, 30, "the cluster is ready again")
+        answer = r.tandem("generate", "--router", r.router(), "--max-tokens", "4", "Hello", run_dir=False)
+        assert answer.returncode == 0, answer.stderr
+        assert all(r.pids()[n] == pids[n] for n in ("prefill-0", "store-0")), (pids, r.pids())
+        gone = r.tandem("health", "127.0.0.1:1", r.router(), run_dir=False)
+        assert gone.returncode == 1 and "unreachable" in gone.stdout and " serving" in gone.stdout, gone.stdout
+
+
+@test
 def test_a_router_that_is_started_again_does_not_miss_who_was_scaled_away():
     with RunDir() as r:
         r.up_well("--decode", "2", "--stores", "2")

@@ -132,7 +132,7 @@ def programs():
     listed = call(["help"]).stdout.split("Examples")[0]
     commands = re.findall(r"^  (\w+) +\S", listed, re.M)
     kinds = re.findall(r"^  (\w+) +\S", call(["trace", "--help"]).stdout, re.M)
-    assert len(commands) == 18 and len(kinds) == 4, (commands, kinds)
+    assert len(commands) == 19 and len(kinds) == 4, (commands, kinds)
     return [[c] for c in commands if c != "trace"] + [["trace", k] for k in kinds] + [[s] for s in SERVERS]
 
 
