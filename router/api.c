@@ -70,14 +70,37 @@ void api_tell_owner(struct router *r, struct note *note, struct rpc_call *call, 
 
 static const char NO_KEY[] = "authorization: no API key, or none that is known; it is sent as 'Bearer KEY'";
 
-/* False: the call was refused, because it has no key and needs one. */
-static bool admit(struct router *r, struct rpc_call *call)
+/* False: the call was refused, because it has no key and needs one. *key_out: NULL where nobody needs one. */
+static bool admit(struct router *r, struct rpc_call *call, struct api_key **key_out)
 {
-    if (!r->keys || keys_find(r->keys, rpc_call_header(call, "authorization")))
+    *key_out = r->keys ? keys_find(r->keys, rpc_call_header(call, "authorization")) : NULL;
+    if (!r->keys || *key_out)
         return true;
     metrics_inc(r->counters, ROUTER_KEYLESS, 1);
     rpc_call_finish(call, RPC_UNAUTHENTICATED, NO_KEY, 0);
     return false;
+}
+
+/* False: the call was refused, because its key has asked for too many texts in this minute. */
+static bool take_text(struct router *r, struct rpc_call *call, struct api_key *key)
+{
+    struct td_error e;
+    uint32_t retry_after_ms;
+    if (!key || !keys_take_text(r->keys, key, clock_now(&r->clock), &retry_after_ms, &e))
+        return true;
+    metrics_inc(r->counters, ROUTER_RATED, 1);
+    rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, e.text, retry_after_ms);
+    return false;
+}
+
+/* Who shares the text threads with others: a tenant, or a connection where there are no keys. */
+static uint64_t text_owner(struct router *r, const struct rpc_call *call, const struct api_key *key)
+{
+    struct key_terms terms;
+    if (!key)
+        return rpc_call_connection(call);
+    keys_terms(r->keys, key, &terms);
+    return terms.tenant_id;
 }
 
 /* The tenant is the key's, whatever the request says of it. */
@@ -144,13 +167,14 @@ static void text_run(struct job *job)
     atomic_fetch_sub(&r->n_texts, 1);
 }
 
-static void text_later(struct rpc_call *call, const ProtobufCMessage *message, text_handler *handle)
+static void text_later(struct rpc_call *call, const struct api_key *key, const ProtobufCMessage *message,
+                       text_handler *handle)
 {
     struct router *r = rpc_call_user(call);
     struct text_job *t = mem_zalloc(sizeof(*t));
     uint32_t retry_after_ms;
     t->job =
-        (struct job){.run = text_run, .owner = rpc_call_connection(call), .cost_bytes = rpc_call_message_bytes(call)};
+        (struct job){.run = text_run, .owner = text_owner(r, call, key), .cost_bytes = rpc_call_message_bytes(call)};
     t->at = (struct call_arrival){clock_now(&r->clock), rpc_call_remaining_ms(call)};
     t->handle = handle;
     t->call = rpc_call_ref(call);
@@ -199,7 +223,8 @@ static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
-    if (!admit(r, call))
+    struct api_key *key;
+    if (!admit(r, call, &key))
         return;
     if (atomic_load(&r->stopping)) {
         log_refused(r, base, RPC_UNAVAILABLE, "router is draining");
@@ -211,7 +236,7 @@ static void on_generate(struct rpc_call *call, const ProtobufCMessage *base)
         log_refused(r, base, rpc_code_of_status(s), e.text);
         refuse_call(r, call, s, &e);
     } else {
-        text_later(call, base, generate);
+        text_later(call, key, base, generate);
     }
 }
 
@@ -271,7 +296,8 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__TokenizeRequest *m = (const Tandem__V1__TokenizeRequest *)base;
     struct td_error e = {{0}};
-    if (!admit(r, call))
+    struct api_key *key;
+    if (!admit(r, call, &key))
         return;
     enum td_status s = params_model(r, m->model, &e);
     if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
@@ -280,8 +306,8 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
         s = params_text_fits(r, "text", m->text.len, &e);
     if (s)
         refuse_call(r, call, s, &e);
-    else
-        text_later(call, base, tokenize);
+    else if (take_text(r, call, key))
+        text_later(call, key, base, tokenize);
 }
 
 static void detokenize(struct rpc_call *call, const ProtobufCMessage *base, const struct call_arrival *at)
@@ -312,15 +338,16 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct router *r = rpc_call_user(call);
     const Tandem__V1__DetokenizeRequest *m = (const Tandem__V1__DetokenizeRequest *)base;
     struct td_error e = {{0}};
-    if (!admit(r, call))
+    struct api_key *key;
+    if (!admit(r, call, &key))
         return;
     enum td_status s = params_model(r, m->model, &e);
     if (!s && m->n_ids > params_context(r))
         s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
     if (s)
         refuse_call(r, call, s, &e);
-    else
-        text_later(call, base, detokenize);
+    else if (take_text(r, call, key))
+        text_later(call, key, base, detokenize);
 }
 
 /* ------------------------------------------------------------- ListModels */
@@ -329,7 +356,8 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 {
     (void)base;
     struct router *r = rpc_call_user(call);
-    if (!admit(r, call))
+    struct api_key *key;
+    if (!admit(r, call, &key))
         return;
     Tandem__V1__ListModelsResponse answer = TANDEM__V1__LIST_MODELS_RESPONSE__INIT;
     Tandem__V1__ModelInfo info = TANDEM__V1__MODEL_INFO__INIT, *list[] = {&info};
@@ -405,13 +433,14 @@ static void prefix_later(struct rpc_call *call, const ProtobufCMessage *base, co
 {
     struct router *r = rpc_call_user(call);
     struct td_error e = {{0}};
-    if (!admit(r, call))
+    struct api_key *key;
+    if (!admit(r, call, &key))
         return;
     enum td_status s = prefix ? params_fits(r, prefix, &e) : TD_OK;
     if (s)
         refuse_call(r, call, s, &e);
-    else
-        text_later(call, base, handle);
+    else if (take_text(r, call, key))
+        text_later(call, key, base, handle);
 }
 
 static void on_pin(struct rpc_call *call, const ProtobufCMessage *base)

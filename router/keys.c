@@ -18,14 +18,15 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sched/fair.h"
+#include "sched/ring.h"
 
 enum { ID_BYTES = 8, SALT_BYTES = 16, HASH_BYTES = 32, SECRET_BYTES = 32, FILE_MOST = 16 << 20, NAMES_MOST = 64 };
 #define LOOK_EVERY_NS (NS_PER_S / 2) /* how often the file is looked at */
 #define RATE_MOST     1e12
 
-enum bucket { REQUESTS, PROMPT, OUTPUT, BUCKETS };
+enum bucket { REQUESTS, PROMPT, OUTPUT, TEXTS, BUCKETS };
 static const char *const RATES[BUCKETS] = {"requests_per_minute", "prompt_tokens_per_minute",
-                                           "output_tokens_per_minute"};
+                                           "output_tokens_per_minute", "texts_per_minute"};
 
 struct key_names { /* is_given false: every name is allowed */
     bool is_given;
@@ -48,6 +49,11 @@ struct api_key {
     double left[BUCKETS];
     uint64_t filled_ns; /* when `left` was right; 0: never, the buckets are full */
     uint32_t n_open;
+    struct key_tenant *tenant; /* in api_keys.tenants */
+};
+
+struct key_tenant {
+    uint32_t n_open; /* of all its keys */
 };
 
 struct api_keys {
@@ -58,6 +64,8 @@ struct api_keys {
     pthread_mutex_t lock;
     struct api_key **all; /* sorted by id */
     uint32_t n;
+    struct key_tenant *tenants;
+    uint32_t n_routers, tenant_open_most;
     struct stat seen; /* of the file as it was read, or complained about */
     uint64_t looked_ns;
 };
@@ -146,8 +154,11 @@ static bool read_member(const char *name, const json_t *v, struct key_limits *l,
         return from_hex(json_string_value(v), l->salt, SALT_BYTES);
     if (!strcmp(name, "hash"))
         return from_hex(json_string_value(v), l->hash, HASH_BYTES);
-    if (!strcmp(name, "tenant"))
-        return read_tenant(v, l->terms.tenant);
+    if (!strcmp(name, "tenant")) {
+        bool is_good = read_tenant(v, l->terms.tenant);
+        l->terms.tenant_id = ring_id(l->terms.tenant, strlen(l->terms.tenant));
+        return is_good;
+    }
     if (!strcmp(name, "weight"))
         return read_number(v, FAIR_LEAST_WEIGHT, FAIR_MOST_WEIGHT, &l->terms.weight);
     if (!strcmp(name, "models"))
@@ -281,6 +292,30 @@ static struct api_key *find_id(const struct api_keys *k, const char *id)
     return NULL;
 }
 
+static int by_tenant(const void *a, const void *b)
+{
+    return strcmp((*(struct api_key *const *)a)->limits.terms.tenant,
+                  (*(struct api_key *const *)b)->limits.terms.tenant);
+}
+
+/* Finds which keys have one tenant, anew. */
+static void group_by_tenant(struct api_keys *k)
+{
+    struct api_key **sorted = mem_array(k->n, sizeof(*sorted));
+    struct key_tenant *t = mem_array(k->n, sizeof(*t));
+    free(k->tenants);
+    k->tenants = t;
+    if (k->n)
+        memcpy(sorted, k->all, k->n * sizeof(*sorted));
+    qsort(sorted, k->n, sizeof(*sorted), by_tenant);
+    for (uint32_t i = 0; i < k->n; i++) {
+        t += i && by_tenant(&sorted[i - 1], &sorted[i]);
+        sorted[i]->tenant = t;
+        t->n_open += sorted[i]->n_open;
+    }
+    free(sorted);
+}
+
 /* Takes over what was read. A key that was there before keeps its buckets and its place in memory, because
  * requests point to it. */
 static void take_over(struct api_keys *k, struct api_key **fresh, uint32_t n_fresh)
@@ -303,6 +338,7 @@ static void take_over(struct api_keys *k, struct api_key **fresh, uint32_t n_fre
     memcpy(k->all + n_before, fresh, n_new * sizeof(*fresh));
     k->n = n_before + n_new;
     qsort(k->all, k->n, sizeof(*k->all), by_id);
+    group_by_tenant(k);
     free(fresh);
 }
 
@@ -345,6 +381,8 @@ enum td_status keys_open(const char *path, const struct log *log, struct api_key
     uint32_t n;
     k->path = mem_strdup(path);
     k->log = log;
+    k->n_routers = 1;
+    k->tenant_open_most = UINT32_MAX;
     clock_init_real(&k->clock);
     pthread_mutex_init(&k->lock, NULL);
     k->looked_ns = clock_now(&k->clock);
@@ -363,6 +401,7 @@ void keys_close(struct api_keys *k)
     if (!k)
         return;
     all_free(k->all, k->n);
+    free(k->tenants);
     pthread_mutex_destroy(&k->lock);
     free(k->path);
     free(k);
@@ -432,6 +471,14 @@ enum td_status keys_allow(struct api_keys *k, const struct api_key *key, const c
 
 /* --------------------------------------------------------------------- rates */
 
+void keys_share(struct api_keys *k, uint32_t n_routers, uint32_t tenant_open_most)
+{
+    pthread_mutex_lock(&k->lock);
+    k->n_routers = n_routers;
+    k->tenant_open_most = tenant_open_most;
+    pthread_mutex_unlock(&k->lock);
+}
+
 /* Fills the buckets for the time that has passed. */
 static void fill(struct api_key *key, uint32_t n_routers, uint64_t now_ns)
 {
@@ -446,35 +493,82 @@ static void fill(struct api_key *key, uint32_t n_routers, uint64_t now_ns)
     key->filled_ns = now_ns ? now_ns : 1;
 }
 
-enum td_status keys_take(struct api_keys *k, struct api_key *key, uint32_t n_prompt_tokens, uint32_t n_choices,
-                         uint32_t n_routers, uint64_t now_ns, uint32_t *retry_after_ms_out, struct td_error *error_out)
+/* Milliseconds until the bucket holds one, or is above zero; 0: it does now. */
+static double wait_ms(const struct api_key *key, enum bucket b, bool takes_one, uint32_t n_routers)
 {
-    const double amounts[BUCKETS] = {1, n_prompt_tokens, 0};
-    double waits_ms = 0;
-    int late = -1;
-    pthread_mutex_lock(&k->lock);
-    uint32_t n_open = key->n_open, most = key->limits.concurrency;
-    n_routers = n_routers ? n_routers : 1;
-    fill(key, n_routers, now_ns);
-    for (int b = 0; b < BUCKETS; b++) {
-        double per_ms = key->limits.per_minute[b] / n_routers / 60e3;
-        double need = b == REQUESTS ? fmin(1, key->limits.per_minute[b] / n_routers) : 0;
-        if (isinf(per_ms) || key->left[b] > need || (need > 0 && key->left[b] >= need))
-            continue;
-        double wait = fmax((need - key->left[b]) / per_ms, 1);
-        late = wait > waits_ms ? b : late;
-        waits_ms = fmax(wait, waits_ms);
-    }
-    bool is_full = n_open >= most || n_choices > most - n_open;
-    for (int b = 0; b < BUCKETS && late < 0 && !is_full; b++)
-        key->left[b] -= isinf(key->limits.per_minute[b]) ? 0 : amounts[b];
-    pthread_mutex_unlock(&k->lock);
-    *retry_after_ms_out = is_full ? 1000 : (uint32_t)fmin(waits_ms + 1, 60e3);
-    if (late >= 0)
-        return td_fail(error_out, TD_ERR_REFUSED, "the key's %s are used up", RATES[late]);
-    if (is_full)
-        return td_fail(error_out, TD_ERR_REFUSED, "%u requests of the key are open, of %u", n_open, most);
+    double per_ms = key->limits.per_minute[b] / n_routers / 60e3;
+    double need = takes_one ? fmin(1, key->limits.per_minute[b] / n_routers) : 0;
+    if (isinf(per_ms) || key->left[b] > need || (need > 0 && key->left[b] >= need))
+        return 0;
+    return fmax((need - key->left[b]) / per_ms, 1);
+}
+
+static void take_out(struct api_key *key, enum bucket b, double amount)
+{
+    key->left[b] -= isinf(key->limits.per_minute[b]) ? 0 : amount;
+}
+
+static void put_back(struct api_key *key, enum bucket b, double amount)
+{
+    if (!isinf(key->limits.per_minute[b]))
+        key->left[b] = fmin(key->left[b] + amount, key->limits.per_minute[b]);
+}
+
+static enum td_status used_up(enum bucket b, double wait, uint32_t *retry_after_ms_out, struct td_error *e)
+{
+    *retry_after_ms_out = (uint32_t)fmin(wait + 1, 60e3);
+    return td_fail(e, TD_ERR_REFUSED, "the key's %s are used up", RATES[b]);
+}
+
+/* Call under the lock. */
+static enum td_status check_open(const struct api_keys *k, const struct api_key *key, uint32_t n_choices,
+                                 struct td_error *e)
+{
+    uint32_t n = key->n_open, most = key->limits.concurrency;
+    if (n >= most || n_choices > most - n)
+        return td_fail(e, TD_ERR_REFUSED, "%u requests of the key are open, of %u", n, most);
+    n = key->tenant->n_open, most = k->tenant_open_most;
+    if (n >= most || n_choices > most - n)
+        return td_fail(e, TD_ERR_REFUSED, "%u requests of the tenant are open, of %u", n, most);
     return TD_OK;
+}
+
+enum td_status keys_take(struct api_keys *k, struct api_key *key, uint32_t n_prompt_tokens, uint32_t n_choices,
+                         uint64_t now_ns, uint32_t *retry_after_ms_out, struct td_error *error_out)
+{
+    static const enum bucket ASKED[] = {REQUESTS, PROMPT, OUTPUT};
+    double longest_ms = 0;
+    enum bucket late = REQUESTS;
+    pthread_mutex_lock(&k->lock);
+    fill(key, k->n_routers, now_ns);
+    for (int i = 0; i < 3; i++) {
+        double wait = wait_ms(key, ASKED[i], ASKED[i] == REQUESTS, k->n_routers);
+        late = wait > longest_ms ? ASKED[i] : late;
+        longest_ms = fmax(wait, longest_ms);
+    }
+    enum td_status s = longest_ms > 0 ? used_up(late, longest_ms, retry_after_ms_out, error_out) : TD_OK;
+    if (!s) {
+        *retry_after_ms_out = 1000;
+        s = check_open(k, key, n_choices, error_out);
+    }
+    if (!s) {
+        take_out(key, REQUESTS, 1);
+        take_out(key, PROMPT, n_prompt_tokens);
+    }
+    pthread_mutex_unlock(&k->lock);
+    return s;
+}
+
+enum td_status keys_take_text(struct api_keys *k, struct api_key *key, uint64_t now_ns, uint32_t *retry_after_ms_out,
+                              struct td_error *error_out)
+{
+    pthread_mutex_lock(&k->lock);
+    fill(key, k->n_routers, now_ns);
+    double wait = wait_ms(key, TEXTS, true, k->n_routers);
+    if (wait <= 0)
+        take_out(key, TEXTS, 1);
+    pthread_mutex_unlock(&k->lock);
+    return wait > 0 ? used_up(TEXTS, wait, retry_after_ms_out, error_out) : TD_OK;
 }
 
 void keys_charge_output(struct api_keys *k, struct api_key *key, uint32_t n_tokens)
@@ -489,17 +583,19 @@ void keys_opened(struct api_keys *k, struct api_key *key)
 {
     pthread_mutex_lock(&k->lock);
     key->n_open++;
+    key->tenant->n_open++;
     pthread_mutex_unlock(&k->lock);
 }
 
 void keys_ended(struct api_keys *k, struct api_key *key, bool is_free, uint32_t n_prompt_tokens)
 {
-    const double amounts[BUCKETS] = {1, n_prompt_tokens, 0};
     pthread_mutex_lock(&k->lock);
     key->n_open--;
-    for (int b = 0; b < BUCKETS && is_free; b++)
-        if (!isinf(key->limits.per_minute[b]))
-            key->left[b] = fmin(key->left[b] + amounts[b], key->limits.per_minute[b]);
+    key->tenant->n_open--;
+    if (is_free) {
+        put_back(key, REQUESTS, 1);
+        put_back(key, PROMPT, n_prompt_tokens);
+    }
     pthread_mutex_unlock(&k->lock);
 }
 

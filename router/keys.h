@@ -7,7 +7,8 @@
  *   "weight"                 the tenant's share of the queue (sched/fair.h); default 1
  *   "requests_per_minute", "prompt_tokens_per_minute", "output_tokens_per_minute"
  *                            default: no limit
- *   "concurrency"            requests that are open at once; default: no limit
+ *   "texts_per_minute"       calls of Tokenize, Detokenize, Pin, Release and Flush; default: no limit
+ *   "concurrency"            requests that are open at once; default: no limit of its own (keys_share())
  *   "pin_blocks"             blocks that the tenant may pin; default: half of --pin-blocks
  *   "loras"                  names of the adapters that it may use, [""] for none of them; default: all
  *   "models"                 names of the models that it may use; default: all
@@ -52,15 +53,23 @@ struct key_terms { /* a copy of what a key is good for */
     char tenant[KEYS_TENANT_BYTES];
     double weight;
     uint32_t pin_blocks; /* UINT32_MAX: the default */
+    uint64_t tenant_id;  /* ring_id() of tenant */
 };
 void keys_terms(struct api_keys *k, const struct api_key *key, struct key_terms *out);
 /* Whether the key may use the model and the adapter ("": none). TD_ERR_FORBIDDEN names the field. */
 enum td_status keys_allow(struct api_keys *k, const struct api_key *key, const char *model, const char *lora,
                           struct td_error *error_out);
 
-/* Takes what a request of n_choices answers needs. TD_ERR_REFUSED: not now; *retry_after_ms_out says when. */
+/* n_routers: how many grant the rates. tenant_open_most: answers that all keys of one tenant together may
+ * have open at this router. Until it is called: one, and no limit. */
+void keys_share(struct api_keys *k, uint32_t n_routers, uint32_t tenant_open_most);
+
+/* Takes what a request of n_choices answers needs, or one text.
+ * TD_ERR_REFUSED: not now; *retry_after_ms_out says when. */
 enum td_status keys_take(struct api_keys *k, struct api_key *key, uint32_t n_prompt_tokens, uint32_t n_choices,
-                         uint32_t n_routers, uint64_t now_ns, uint32_t *retry_after_ms_out, struct td_error *error_out);
+                         uint64_t now_ns, uint32_t *retry_after_ms_out, struct td_error *error_out);
+enum td_status keys_take_text(struct api_keys *k, struct api_key *key, uint64_t now_ns, uint32_t *retry_after_ms_out,
+                              struct td_error *error_out);
 void keys_charge_output(struct api_keys *k, struct api_key *key, uint32_t n_tokens);
 /* A request opens, or ends: each answer of n counts. is_free: it was never placed, and gets back what
  * keys_take() took. */

@@ -99,7 +99,8 @@ const struct option ROUTER_OPTIONS[] = {
     {"text-threads", OPT_INT, AT(text_threads), "0", NULL, 0, 256,
      "threads that render chats and tokenize; 0: one for every two cores"},
     {"text-bytes", OPT_BYTES, AT(text_bytes), "64M", NULL, 1 << 20, 1e12,
-     "most bytes of messages that wait for these threads; one connection gets at most half"},
+     "most bytes of messages that wait for these threads; one tenant (without --api-keys: connection) gets at most "
+     "half"},
     {"max-message-bytes", OPT_BYTES, AT(max_message_bytes), "4M", NULL, 1024, 256 << 20, "largest client message"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
      "for tests: makes messages to workers go wrong by SCRIPT; syntax: base/fault.h"},
@@ -161,9 +162,8 @@ static bool take_rates(struct router *r, struct request *q)
     if (!q->p.key)
         return true;
     keys_terms(r->keys, q->p.key, &terms);
-    scheduler_tenant_weight(r->scheduler, ring_id(terms.tenant, strlen(terms.tenant)), terms.weight);
-    if (!keys_take(r->keys, q->p.key, q->p.n_ids, q->p.n_choices, count_routers(r), clock_now(&r->clock),
-                   &retry_after_ms, &e))
+    scheduler_tenant_weight(r->scheduler, terms.tenant_id, terms.weight);
+    if (!keys_take(r->keys, q->p.key, q->p.n_ids, q->p.n_choices, clock_now(&r->clock), &retry_after_ms, &e))
         return true;
     metrics_inc(r->counters, ROUTER_RATED, 1);
     request_refuse(q, e.text, retry_after_ms);
@@ -384,6 +384,13 @@ static void cut_unread(struct router *r, uint64_t now)
     count_to(r, ROUTER_CONNECTIONS_DROPPED, s.connections_dropped);
 }
 
+/* A tenant may have half of the calls open, so that there is room for another. */
+static void share_keys(struct router *r)
+{
+    if (r->keys)
+        keys_share(r->keys, count_routers(r), (uint32_t)(r->options.max_calls + 1) / 2);
+}
+
 static void tick(struct router *r)
 {
     uint64_t now = clock_now(&r->clock), patience = router_patience(r);
@@ -392,6 +399,7 @@ static void tick(struct router *r)
     expire(r, now);
     pairs_tick(r);
     tell_demand(r);
+    share_keys(r);
     cut_unread(r, now);
     audit_tick(r, patience);
     prefix_tick(r, now);

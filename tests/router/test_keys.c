@@ -156,11 +156,10 @@ START_TEST(test_keys_of_a_file_that_is_wrong_are_refused_by_member)
 }
 END_TEST
 
-static bool take(struct api_keys *k, struct api_key *key, uint32_t n_prompt, uint32_t n_routers, uint64_t now_ns,
-                 uint32_t *retry_after_ms)
+static bool take(struct api_keys *k, struct api_key *key, uint32_t n_prompt, uint64_t now_ns, uint32_t *retry_after_ms)
 {
     struct td_error e;
-    return !keys_take(k, key, n_prompt, 1, n_routers, now_ns, retry_after_ms, &e);
+    return !keys_take(k, key, n_prompt, 1, now_ns, retry_after_ms, &e);
 }
 
 START_TEST(test_keys_have_a_rate_for_each_of_three)
@@ -174,23 +173,23 @@ START_TEST(test_keys_have_a_rate_for_each_of_three)
     struct api_keys *k = open_keys();
     struct api_key *key = find(k, a);
     for (int i = 0; i < 60; i++)
-        ck_assert(take(k, key, 1, 1, now, &late));
-    ck_assert(!take(k, key, 1, 1, now, &late)); /* one a second from now on */
+        ck_assert(take(k, key, 1, now, &late));
+    ck_assert(!take(k, key, 1, now, &late)); /* one a second from now on */
     ck_assert_uint_le(late, 1001);
-    ck_assert(take(k, key, 1, 1, now += NS_PER_S, &late));
-    ck_assert(!take(k, key, 1, 1, now, &late));
+    ck_assert(take(k, key, 1, now += NS_PER_S, &late));
+    ck_assert(!take(k, key, 1, now, &late));
     now += 60 * NS_PER_S;
-    ck_assert(take(k, key, 18000, 1, now, &late)); /* three minutes' worth: it waits for nothing, the next does */
-    ck_assert(!take(k, key, 1, 1, now, &late));
+    ck_assert(take(k, key, 18000, now, &late)); /* three minutes' worth: it waits for nothing, the next does */
+    ck_assert(!take(k, key, 1, now, &late));
     ck_assert_uint_eq(late, 60000);
-    ck_assert(!take(k, key, 1, 1, now += 110 * NS_PER_S, &late));
-    ck_assert(take(k, key, 1, 1, now += 11 * NS_PER_S, &late));
+    ck_assert(!take(k, key, 1, now += 110 * NS_PER_S, &late));
+    ck_assert(take(k, key, 1, now += 11 * NS_PER_S, &late));
     now += 300 * NS_PER_S;
     keys_charge_output(k, key, 0);
-    ck_assert(take(k, key, 1, 1, now, &late));
+    ck_assert(take(k, key, 1, now, &late));
     keys_charge_output(k, key, 610);
-    ck_assert(!take(k, key, 1, 1, now, &late));
-    ck_assert(take(k, key, 1, 1, now += 2 * NS_PER_S, &late));
+    ck_assert(!take(k, key, 1, now, &late));
+    ck_assert(take(k, key, 1, now += 2 * NS_PER_S, &late));
     keys_close(k);
 }
 END_TEST
@@ -204,19 +203,71 @@ START_TEST(test_keys_share_a_rate_among_routers_and_get_back_what_was_not_placed
     edit("\"hospital\"", "\"hospital\", \"requests_per_minute\": 60, \"concurrency\": 40");
     struct api_keys *k = open_keys();
     struct api_key *key = find(k, a);
-    while (take(k, key, 1, 3, now, &late))
+    keys_share(k, 3, UINT32_MAX);
+    while (take(k, key, 1, now, &late))
         n++;
     ck_assert_uint_eq(n, 20); /* this one of three routers */
     keys_opened(k, key);
     keys_ended(k, key, true, 1);
-    ck_assert(take(k, key, 1, 3, now, &late));
-    ck_assert(!take(k, key, 1, 3, now, &late));
+    ck_assert(take(k, key, 1, now, &late));
+    ck_assert(!take(k, key, 1, now, &late));
     now += 600 * NS_PER_S;
+    keys_share(k, 1, UINT32_MAX);
     for (int i = 0; i < 40; i++)
         keys_opened(k, key);
-    ck_assert(!take(k, key, 1, 1, now, &late)); /* as many are open as may be */
+    ck_assert(!take(k, key, 1, now, &late)); /* as many are open as may be */
     keys_ended(k, key, false, 1);
-    ck_assert(take(k, key, 1, 1, now, &late));
+    ck_assert(take(k, key, 1, now, &late));
+    keys_close(k);
+}
+END_TEST
+
+START_TEST(test_keys_have_a_rate_of_texts_beside_that_of_requests)
+{
+    char a[KEYS_TEXT_BYTES];
+    struct td_error e;
+    uint32_t late = 0;
+    uint64_t now = NS_PER_S;
+    add("hospital", a);
+    edit("\"hospital\"", "\"hospital\", \"texts_per_minute\": 4, \"requests_per_minute\": 1");
+    struct api_keys *k = open_keys();
+    struct api_key *key = find(k, a);
+    for (int i = 0; i < 4; i++)
+        ck_assert(!keys_take_text(k, key, now, &late, &e));
+    ck_assert_int_eq(keys_take_text(k, key, now, &late, &e), TD_ERR_REFUSED);
+    ck_assert_str_eq(e.text, "the key's texts_per_minute are used up");
+    ck_assert_uint_le(late, 15001);
+    ck_assert(take(k, key, 1, now, &late));
+    ck_assert(!take(k, key, 1, now, &late));
+    ck_assert(!keys_take_text(k, key, now += 15 * NS_PER_S, &late, &e));
+    keys_close(k);
+}
+END_TEST
+
+START_TEST(test_keys_of_one_tenant_share_what_it_may_have_open)
+{
+    char a[KEYS_TEXT_BYTES], b[KEYS_TEXT_BYTES], c[KEYS_TEXT_BYTES];
+    uint32_t late = 0;
+    struct td_error e;
+    add("hospital", a);
+    add("bank", b);
+    add("hospital", c);
+    struct api_keys *k = open_keys();
+    struct api_key *first = find(k, a), *other = find(k, b), *second = find(k, c);
+    keys_share(k, 1, 10);
+    for (int i = 0; i < 10; i++)
+        keys_opened(k, i % 2 ? first : second);
+    ck_assert_int_eq(keys_take(k, second, 1, 1, NS_PER_S, &late, &e), TD_ERR_REFUSED);
+    ck_assert_str_eq(e.text, "10 requests of the tenant are open, of 10");
+    ck_assert(take(k, other, 1, NS_PER_S, &late));
+    edit("\"bank\"", "\"hospital\""); /* its key becomes the other tenant's */
+    for (int i = 0; i < 500 && !keys_take(k, other, 1, 1, NS_PER_S, &late, &e); i++, usleep(10000))
+        find(k, b);
+    ck_assert_int_eq(keys_take(k, other, 1, 1, NS_PER_S, &late, &e), TD_ERR_REFUSED);
+    for (int i = 0; i < 10; i++)
+        keys_ended(k, i % 2 ? first : second, false, 1);
+    ck_assert(!keys_take(k, other, 1, 10, NS_PER_S, &late, &e));
+    ck_assert(keys_take(k, other, 1, 11, NS_PER_S, &late, &e)); /* a request of eleven answers */
     keys_close(k);
 }
 END_TEST
@@ -251,6 +302,8 @@ int main(void)
                         sizeof(WRONG) / sizeof(WRONG[0]));
     tcase_add_test(t, test_keys_have_a_rate_for_each_of_three);
     tcase_add_test(t, test_keys_share_a_rate_among_routers_and_get_back_what_was_not_placed);
+    tcase_add_test(t, test_keys_have_a_rate_of_texts_beside_that_of_requests);
+    tcase_add_test(t, test_keys_of_one_tenant_share_what_it_may_have_open);
     tcase_add_test(t, test_keys_name_what_they_are_not_for);
     suite_add_tcase(s, t);
     return tap_main(s);

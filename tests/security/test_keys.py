@@ -125,5 +125,42 @@ def test_rates_concurrency_and_pins_of_one_key_cost_others_nothing():
             c.audit()
 
 
+@test
+def test_a_tenant_leaves_room_for_another_however_many_keys_and_connections_it_has():
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "keys.json")
+        greedy = [make_key(path, "greedy") for _ in range(3)]
+        other = make_key(path, "other", texts_per_minute=3)
+        with Cluster(plan="split", router_args=["--api-keys", path, "--max-calls", "16"]) as c:
+            open_calls = []
+            for i in range(12):
+                channel = grpc.insecure_channel(c.router.address)
+                start = channel.unary_stream("/tandem.v1.Tandem/Generate",
+                                             request_serializer=lambda m: m.SerializeToString(),
+                                             response_deserializer=pb.GenerateResponse.FromString)
+                asked = request(ids=[i + 1, 2, 3], max_tokens=400, stopping__ignore_eos=True)
+                bearer = [("authorization", "Bearer " + greedy[i % 3])]
+                open_calls.append(start(asked, timeout=60 * SLOW, metadata=bearer))
+            # the first message of each: tokens, or the end
+            refused = []
+            for call in open_calls:
+                try:
+                    next(call)
+                except grpc.RpcError as e:
+                    refused.append(e)
+            assert len(refused) == 4 and all(e.code() == grpc.StatusCode.RESOURCE_EXHAUSTED for e in refused), refused
+            assert all("requests of the tenant are open, of 8" in e.details() for e in refused), refused[0].details()
+            caller = Caller(c.router.address, other)
+            assert caller.generate()[0] == "OK"
+            texts = [caller.call("Tokenize", pb.TokenizeRequest(text=b"a"), pb.TokenizeResponse) for _ in range(5)]
+            assert [code for code, _ in texts] == ["OK"] * 3 + ["RESOURCE_EXHAUSTED"] * 2, texts
+            assert "texts_per_minute" in texts[-1][1]
+            for call in open_calls:
+                call.cancel()
+            again = Caller(c.router.address, greedy[0])
+            wait_until(lambda: again.generate()[0] == "OK", 10, "the streams have ended")
+            c.audit()
+
+
 if __name__ == "__main__":
     main()
