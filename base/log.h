@@ -47,7 +47,8 @@ const char *log_word(const void *data, size_t len_bytes, char out[LOG_WORD_BYTES
     } while (0)
 /*
  * For lines that strangers can cause, as often as they like: each place in the code writes at most
- * LOG_LIMITED lines in LOG_LIMITED_S seconds. The first line after that says how many were left out.
+ * LOG_LIMITED lines in a period of LOG_LIMITED_S seconds. The first line after that says how many were left
+ * out.
  */
 enum { LOG_LIMITED = 10, LOG_LIMITED_S = 10 };
 struct log_limit {

@@ -65,6 +65,7 @@ enum td_status mem_try(size_t len_bytes, void **out)
 static enum td_status touch(void *p, size_t len_bytes)
 {
     madvise(p, len_bytes, MADV_HUGEPAGE);
+    madvise(p, len_bytes, MADV_DONTDUMP);
     if (madvise(p, len_bytes, MADV_POPULATE_WRITE) == 0)
         return TD_OK;
     if (errno == ENOMEM || errno == EFAULT)
@@ -135,6 +136,7 @@ enum td_status mem_map_view(size_t len_bytes, int fd, const void **out)
     if (p == MAP_FAILED)
         return TD_ERR_NO_MEMORY;
     madvise(p, len_bytes, MADV_HUGEPAGE);
+    madvise(p, len_bytes, MADV_DONTDUMP);
     /* If the kernel can't, pages are mapped when they are first read. */
     madvise(p, len_bytes, MADV_POPULATE_READ);
     *out = p;

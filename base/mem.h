@@ -27,8 +27,8 @@ void *mem_dup(const void *data, size_t len_bytes);
 /* Aligned to 64 bytes, not zeroed; release with free(). */
 enum td_status mem_try(size_t len_bytes, void **out);
 
-/* Page-aligned, zeroed and touched, so that no page fault comes later. Release with mem_unmap; NULL is
- * fine. */
+/* Page-aligned, zeroed and touched, so that no page fault comes later, and left out of core dumps, as all
+ * that is mapped here. Release with mem_unmap; NULL is fine. */
 enum td_status mem_map(size_t len_bytes, void **out);
 void mem_unmap(void *base, size_t len_bytes);
 

@@ -28,6 +28,13 @@ void process_default_fatal_signals(void);
  * about ten. */
 void process_raise_file_limit(void);
 
+/*
+ * Keeps what the process has to itself: files that it makes can be read by its user alone (umask 077), and
+ * core dumps leave out shared memory, which has KV pages. (Those that are not shared: mem_map().) Call it
+ * before a file is made.
+ */
+void process_keep_private(void);
+
 struct process_signals;
 /*
  * Blocks the signals above and takes them from now on; fatal signals as above. Until process_on_signals,

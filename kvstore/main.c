@@ -30,6 +30,7 @@ int main(int argc, char **argv)
         .table = KVSTORE_OPTIONS};
     enum td_status status = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
     if (!status && action == OPTIONS_RUN) {
+        process_keep_private();
         struct process_signals *signals = process_signals_open(o.program);
         status = kvstore_open(&config, &s, &e);
         if (!status) {

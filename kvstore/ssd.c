@@ -137,6 +137,10 @@ static enum td_status lock_dir(struct ssd *s, struct td_error *e)
     struct bytes path = {0};
     if (may_make && mkdir(dir, 0700) && errno != EEXIST)
         return td_fail(e, TD_ERR_IO, "--dir %s: %s", dir, strerror(errno));
+    struct stat st;
+    if (may_make && !stat(dir, &st) && st.st_mode & 077)
+        log_warn(s->config.log, "others on this host may enter the store's directory path=%s mode=%04o", dir,
+                 (unsigned)st.st_mode & 07777);
     bytes_printf(&path, "%s/lock", dir);
     s->lock_fd = may_make ? open(path.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : open(path.data, O_RDONLY | O_CLOEXEC);
     /* Only to see whether the file system has O_DIRECT. */

@@ -23,6 +23,7 @@ int main(int argc, char **argv)
                               .table = ROUTER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &values, NULL, NULL, &strings, &action, &e);
     if (!s && action == OPTIONS_RUN) {
+        process_keep_private();
         struct process_signals *signals = process_signals_open(o.program);
         s = router_open(&values, &r, &e);
         if (!s) {

@@ -846,6 +846,7 @@ int worker_main(const char *role, int argc, char **argv)
                               .table = WORKER_OPTIONS};
     enum td_status s = options_parse(&o, argc, argv, &config.options, NULL, NULL, &strings, &action, &e);
     if (!s && action == OPTIONS_RUN) {
+        process_keep_private();
         struct process_signals *signals = process_signals_open(program);
         s = worker_open(&config, &w, &e);
         if (!s) {

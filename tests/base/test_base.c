@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -51,6 +52,44 @@ START_TEST(test_log_line_cannot_be_broken_by_a_value)
     ck_assert_ptr_eq(strchr(text, '\n'), text + n - 1);
     ck_assert_ptr_nonnull(strstr(text, "test info event req=a forged error"));
     ck_assert_ptr_null(strstr(text, "not shown"));
+}
+END_TEST
+
+START_TEST(test_log_lines_that_strangers_cause_are_limited_and_counted)
+{
+    char text[8192] = "";
+    int fds[2];
+    ck_assert(!pipe2(fds, O_NONBLOCK));
+    const struct log to_pipe = {.who = "router", .level = LOG_INFO, .fd = fds[1]}, *log = &to_pipe;
+    struct log_limit limit = {0};
+    uint32_t n_allowed = 0;
+    for (int i = 0; i < 1000; i++)
+        n_allowed += log_limit_allows(&limit, log);
+    ck_assert_uint_ge(n_allowed, LOG_LIMITED);
+    ck_assert_uint_le(n_allowed, 2 * LOG_LIMITED); /* a period may have ended meanwhile */
+    uint32_t n_asked = atomic_load(&limit.n);
+    while (read(fds[0], text, sizeof(text)) > 0)
+        ;
+    atomic_fetch_sub(&limit.window, 1); /* the period is over */
+    ck_assert(log_limit_allows(&limit, log));
+    ssize_t n = read(fds[0], text, sizeof(text) - 1);
+    ck_assert_int_gt(n, 0);
+    text[n] = 0;
+    char expected[64];
+    snprintf(expected, sizeof(expected), "left out n=%u", n_asked - LOG_LIMITED);
+    ck_assert_msg(strstr(text, expected) != NULL, "%s", text);
+    for (int i = 0; i < 500; i++) /* a place in the code; a second one has a limit of its own */
+        log_limited(log, LOG_WARN, "wrong proof from=%d", i);
+    n = read(fds[0], text, sizeof(text) - 1);
+    ck_assert_int_gt(n, 0);
+    text[n] = 0;
+    uint32_t n_lines = 0;
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        n_lines++;
+    ck_assert_uint_ge(n_lines, LOG_LIMITED);
+    ck_assert_uint_le(n_lines, 2 * LOG_LIMITED + 1);
+    close(fds[0]);
+    close(fds[1]);
 }
 END_TEST
 
@@ -841,6 +880,7 @@ int main(void)
     tcase_set_timeout(t, 30);
     tcase_add_test(t, test_status_groups_decide_the_reaction);
     tcase_add_test(t, test_log_line_cannot_be_broken_by_a_value);
+    tcase_add_test(t, test_log_lines_that_strangers_cause_are_limited_and_counted);
     tcase_add_test(t, test_log_word_is_one_word_whatever_it_is_made_of);
     tcase_add_test(t, test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones);
     tcase_add_test(t, test_absence_is_not_what_the_thread_meant_to_sleep);
