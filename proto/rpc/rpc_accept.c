@@ -29,7 +29,7 @@
 
 static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"; /* RFC 9113, 3.4 */
 enum { PREFACE_BYTES = sizeof(PREFACE) - 1, LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
-enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
+enum { FLOODS = 64, CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 #define WARN_EVERY_NS (10 * NS_PER_S)
 
 struct origin { /* an address whose connections are bounded together: IPv4, or the first half of IPv6 */
@@ -53,6 +53,11 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t silent_ns;
 };
 
+struct flood { /* new connections from there are refused until then */
+    struct origin from;
+    uint64_t until_ns;
+};
+
 struct rpc_door {
     struct rpc_door_config config;
     struct clock clock;
@@ -74,6 +79,8 @@ struct rpc_door {
     struct connection *connections;
     uint32_t cap_connections;
     atomic_uint n_open; /* written under the lock */
+    struct flood floods[FLOODS];
+    uint32_t next_flood; /* the oldest of them */
     struct rpc_door_stats stats;
 };
 
@@ -251,6 +258,26 @@ static bool is_flood(struct connection *c, uint64_t now)
     return ++c->n_silent > RPC_SILENT_CALLS;
 }
 
+static void remember_flood(struct rpc_door *d, const struct origin *from, uint64_t now)
+{
+    if (!from->is_bounded)
+        return;
+    d->floods[d->next_flood] = (struct flood){*from, now + RPC_FLOOD_WAIT_MS * NS_PER_MS};
+    d->next_flood = (d->next_flood + 1) % FLOODS;
+}
+
+static bool must_wait(struct rpc_door *d, const struct origin *from)
+{
+    uint64_t now = clock_now(&d->clock);
+    bool waits = false;
+    pthread_mutex_lock(&d->lock);
+    for (int i = 0; i < FLOODS && from->is_bounded; i++)
+        waits |= d->floods[i].until_ns > now && is_same(&d->floods[i].from, from);
+    d->stats.n_refused += waits;
+    pthread_mutex_unlock(&d->lock);
+    return waits;
+}
+
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent)
 {
     uint64_t now = clock_now(&d->clock);
@@ -261,8 +288,10 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         is_cut = was_silent && is_flood(c, now);
     }
-    if (is_cut)
+    if (is_cut) {
+        remember_flood(d, &c->from, now);
         cut(d, c);
+    }
     d->stats.n_flood += is_cut;
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
@@ -332,17 +361,23 @@ static void set_options(const struct rpc_door *d, int fd)
 
 static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *from)
 {
+    const struct origin origin = origin_of(from);
+    const struct linger at_once = {1, 0};
     pthread_mutex_lock(&d->lock);
     d->stats.n_accepted++;
     pthread_mutex_unlock(&d->lock);
+    if (must_wait(d, &origin)) {
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)); /* nothing of it stays in the kernel */
+        close(fd);
+        return;
+    }
     if (atomic_load(&d->n_waiting) >= RPC_WAITING_MAX) { /* those who speak at once never wait that long */
         warn(d, "silent connection dropped: too many wait");
         drop_late(d, TAILQ_FIRST(&d->waiting));
     }
     set_options(d, fd);
     struct newcomer *w = mem_zalloc(sizeof(*w));
-    *w = (struct newcomer){
-        .fd = fd, .from = origin_of(from), .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
+    *w = (struct newcomer){.fd = fd, .from = origin, .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
     TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
     atomic_fetch_add(&d->n_waiting, 1);
     /* Edge-triggered: a part of the preface must not wake the thread again and again. */

@@ -31,7 +31,7 @@
 #include "base/log.h"
 #include "base/status.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_SILENT_CALLS = 1000 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_SILENT_CALLS = 250, RPC_FLOOD_WAIT_MS = 2000 };
 
 struct rpc_door;
 
@@ -72,5 +72,6 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
 /* Who is at the other end, as rpc_call_peer() gives it. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 /* was_silent: the call was admitted and brought no message. A connection with more than RPC_SILENT_CALLS such
- * calls in a second is closed. */
+ * calls in a second is closed, and its address gets no other for RPC_FLOOD_WAIT_MS, unless it is this host's.
+ * (No longer, because others may be behind the same address.) */
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent);

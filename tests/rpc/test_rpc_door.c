@@ -296,6 +296,34 @@ START_TEST(test_door_bounds_each_address)
 }
 END_TEST
 
+START_TEST(test_door_lets_the_address_of_a_flood_wait)
+{
+    char listen[64];
+    if (!own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    open_door(listen, 100, 0);
+    int flooding = greet(), other = greet();
+    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++)
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), true);
+    uint64_t begin = now_ns();
+    UNTIL(is_closed(flooding));
+    int fd = dial(NULL, 0);
+    UNTIL(is_closed(fd)); /* before it says anything */
+    close(fd);
+    ck_assert_uint_ge(rpc_door_stats(door).n_refused, 1);
+    ck_assert(!is_closed(other)); /* it may be somebody else's */
+    while (now_ns() - begin < (RPC_FLOOD_WAIT_MS + 100) * NS_PER_MS)
+        usleep(10000);
+    fd = greet();
+    close(fd);
+    close(flooding);
+    close(other);
+    close_door();
+}
+END_TEST
+
 START_TEST(test_door_survives_the_end_of_descriptors)
 {
     open_door("127.0.0.1:0", 64, 0);
@@ -379,6 +407,7 @@ int main(void)
     tcase_add_test(tc, test_door_closes_who_opens_calls_without_a_request);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
     tcase_add_test(tc, test_door_bounds_each_address);
+    tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
     tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
     tcase_add_test(tc, test_door_listens_where_it_is_told);
     tcase_add_test(tc, test_door_of_a_unix_socket_replaces_one_that_was_left);

@@ -1,23 +1,12 @@
 """API keys: whose request it is comes from the key, and what a key may have is bounded."""
-import os, subprocess, sys
+import os, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
+sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 from client import grpc, pb, request
+from lab import make_key
 
 LONG = list(range(1, 130))
-
-
-def make_key(path, tenant, **limits):
-    """A key that tandem key prints, with limits added to its entry."""
-    out = subprocess.run([TANDEM, "key", tenant, "--file", path], capture_output=True, text=True, timeout=30 * SLOW)
-    assert out.returncode == 0 and out.stdout.startswith("td-"), out
-    with open(path) as f:
-        keys = json.load(f)
-    keys["keys"][-1].update(limits)
-    assert keys["keys"][-1]["tenant"] == tenant and out.stdout.strip() not in json.dumps(keys)
-    with open(path, "w") as f:
-        json.dump(keys, f)
-    return out.stdout.strip()
 
 
 class Caller:
