@@ -72,7 +72,9 @@ struct rpc_client *admin_connect(const char *command, const struct admin_at *at)
         cli_fail(command, "%s", e.text);
         return NULL;
     }
+    const struct rpc_tls_files tls = cli_tls();
     const struct rpc_client_config config = {.target = address,
+                                             .tls = &tls,
                                              .bearer = or_environment(at->admin_key, "TANDEM_ADMIN_KEY"),
                                              .max_message_bytes = 64 << 20,
                                              .max_queued_bytes = 64 << 20};

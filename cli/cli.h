@@ -57,6 +57,9 @@ bool cli_words(const char *command, const char *what, const char **words, int n,
 /* Returns option if it is given, else $TANDEM_ROUTER, else the default port on this machine. */
 #define CLI_DEFAULT_ROUTER "127.0.0.1:7470"
 const char *cli_router(const char *option);
+/* How commands reach a router with TLS: $TANDEM_TLS_CA (without it: plain text), _CERT, _KEY and _NAME. The
+ * texts are the environment's. */
+struct rpc_tls_files cli_tls(void);
 /* api_key: an option; NULL: $TANDEM_API_KEY, if that is set. Returns NULL if the reason was printed. */
 struct rpc_client *cli_connect(const char *command, const char *target, const char *api_key);
 #define CLI_API_KEY_OPTION(offset)                                                                                     \

@@ -9,10 +9,16 @@
 
 #include "cli/cli.h"
 
+static const char *environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+
 const char *cli_router(const char *option)
 {
-    const char *env = getenv("TANDEM_ROUTER");
-    return option ? option : env && *env ? env : CLI_DEFAULT_ROUTER;
+    const char *given = option ? option : environment("TANDEM_ROUTER");
+    return given ? given : CLI_DEFAULT_ROUTER;
 }
 
 /* options_parse() has checked the flag; the environment variable is checked here. */
@@ -88,15 +94,22 @@ bool cli_words(const char *command, const char *what, const char **words, int n,
     return n >= least && n <= most;
 }
 
+struct rpc_tls_files cli_tls(void)
+{
+    return (struct rpc_tls_files){.ca = environment("TANDEM_TLS_CA"),
+                                  .cert = environment("TANDEM_TLS_CERT"),
+                                  .key = environment("TANDEM_TLS_KEY"),
+                                  .name = environment("TANDEM_TLS_NAME")};
+}
+
 struct rpc_client *cli_connect(const char *command, const char *target, const char *api_key)
 {
+    const struct rpc_tls_files tls = cli_tls();
     struct rpc_client *c = NULL;
     struct td_error e = {{0}};
-    const char *env = getenv("TANDEM_API_KEY");
     const struct rpc_client_config config = {.target = target,
-                                             .bearer = api_key       ? api_key
-                                                       : env && *env ? env
-                                                                     : NULL,
+                                             .tls = &tls,
+                                             .bearer = api_key ? api_key : environment("TANDEM_API_KEY"),
                                              .max_message_bytes = 64 << 20,
                                              .max_queued_bytes = 64 << 20};
     if (rpc_client_open(&config, &c, &e))
@@ -110,6 +123,8 @@ int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, co
     if (code == RPC_UNAVAILABLE)
         hint =
             "; tandem status shows what is up, tandem up starts a cluster, --router and TANDEM_ROUTER say where one is";
+    if (code == RPC_UNAVAILABLE && !environment("TANDEM_TLS_CA") && strstr(text, "reset by peer"))
+        hint = "; if it speaks TLS, TANDEM_TLS_CA has to name the file of its CA";
     return cli_fail(command, "%s: %s: %s%s", router, rpc_code_name(code), text, hint);
 }
 

@@ -48,6 +48,7 @@ const struct option KVSTORE_OPTIONS[] = {
     {"trusted-network", OPT_BOOL, AT(is_trusted_network), NULL, NULL, 0, 0,
      "allows RDMA and UCX's tcp in --transports: whoever reaches them can write into this process's memory"},
     SECRET_OPTIONS(struct kvstore_options),
+    RPC_TLS_OPTIONS(struct kvstore_options),
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0,
      "address of Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
@@ -425,13 +426,19 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
         reach_xfer(&s->reach, xfer_address(s->xfer), s->xfer_address);
     if (!status && o->metrics_listen)
         status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
-    const struct link_server_config l = {
-        .listen = o->listen, .secret = s->secret, .log = &s->log, .deliver = on_link_mail, .hello = hello, .user = s};
+    const struct link_server_config l = {.listen = o->listen,
+                                         .tls = &o->tls,
+                                         .secret = s->secret,
+                                         .log = &s->log,
+                                         .deliver = on_link_mail,
+                                         .hello = hello,
+                                         .user = s};
     if (!status)
         status = link_server_open(&l, &s->links, e);
     if (!status)
         reach_rpc(&s->reach, link_server_address(s->links), s->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
+                                       .tls = &o->tls,
                                        .address = s->rpc_address,
                                        .secret = s->secret,
                                        .incarnation = s->incarnation,
@@ -474,11 +481,15 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
     if (!status)
         status = secret_open(s->options.secret, s->options.secret_file, &s->log, &s->secret, error_out);
     if (!status)
+        status = rpc_tls_check(&s->options.tls, true, error_out);
+    if (!status)
         status = reach_listen(&s->reach, s->xfer_listen, error_out);
     if (!status)
-        status = reach_guard("--listen", s->options.listen, s->secret, s->options.is_insecure, error_out);
+        status =
+            reach_guard("--listen", s->options.listen, secret_is_set(s->secret), s->options.is_insecure, error_out);
     if (!status)
-        status = reach_guard("--xfer-listen", s->xfer_listen, s->secret, s->options.is_insecure, error_out);
+        status =
+            reach_guard("--xfer-listen", s->xfer_listen, secret_is_set(s->secret), s->options.is_insecure, error_out);
     if (!status)
         status = open_tiers(s, error_out);
     if (!status)

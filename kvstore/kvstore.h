@@ -32,6 +32,7 @@
 #pragma once
 
 #include "base/options.h"
+#include "proto/rpc/rpc.h"
 #include "transfer/xfer.h"
 #include "worker/geometry.h"
 
@@ -42,6 +43,7 @@ struct kvstore;
 #define KVSTORE_WRITE_MIB_PER_S 400
 
 struct kvstore_options {
+    struct rpc_tls_files tls;
     struct geometry_options geometry; /* only the layout is used; no weights are read */
     const char *name, *listen, *xfer_listen, *transports, *secret, *secret_file, *metrics_listen, *eviction, *dir,
         *codec, *faults, *routers, *advertise, *log_level;

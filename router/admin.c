@@ -311,6 +311,7 @@ static enum td_status listen_at(struct router *r, const char *option, const char
     if (is_auto)
         c->listen = socket;
     c->is_private = true;
+    c->tls = &r->options.tls; /* with the cluster's CA: whoever asks must show its certificate */
     c->log = &r->log;
     c->user = r;
     if (!s)
@@ -334,13 +335,13 @@ static enum td_status open_admin(struct router *r, struct td_error *e)
     bool is_tcp = strcmp(o->admin_listen, "auto") && strncmp(o->admin_listen, "unix:", 5);
     if (!strcmp(o->admin_listen, "none"))
         return TD_OK;
-    if (is_tcp && !(o->admin_key && *o->admin_key))
+    if (is_tcp && !(o->admin_key && *o->admin_key) && !o->tls.ca)
         return td_fail(e, TD_ERR_INVALID,
-                       "--admin-listen %s: every user of this host reaches it; give --admin-key, or "
+                       "--admin-listen %s: every user of this host reaches it; give --admin-key, --tls-ca, or "
                        "a unix socket",
                        o->admin_listen);
-    /* The key passes in the clear. */
-    enum td_status s = is_tcp ? reach_guard("--admin-listen", o->admin_listen, NULL, o->is_insecure, e) : TD_OK;
+    /* Without TLS the key passes in the clear. */
+    enum td_status s = is_tcp ? reach_guard("--admin-listen", o->admin_listen, o->tls.cert, o->is_insecure, e) : TD_OK;
     return s ? s : listen_at(r, "admin-listen", "admin", &c, &r->admin, e);
 }
 
@@ -358,9 +359,9 @@ static enum td_status open_cluster(struct router *r, struct td_error *e)
                                          : td_fail(e, TD_ERR_INVALID,
                                                    "--workers: give the workers' addresses, or "
                                                    "--cluster-listen, where they register");
-    enum td_status s = strcmp(o->cluster_listen, "auto")
-                           ? reach_guard("--cluster-listen", o->cluster_listen, r->secret, o->is_insecure, e)
-                           : TD_OK;
+    enum td_status s = strcmp(o->cluster_listen, "auto") ? reach_guard("--cluster-listen", o->cluster_listen,
+                                                                       secret_is_set(r->secret), o->is_insecure, e)
+                                                         : TD_OK;
     return s ? s : listen_at(r, "cluster-listen", "cluster", &c, &r->cluster, e);
 }
 

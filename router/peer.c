@@ -153,6 +153,7 @@ static enum td_status take_place(struct peer *p, const char *address, struct td_
     snprintf(p->address, sizeof(p->address), "%s", address);
     snprintf(p->name, sizeof(p->name), "%.60s", address);
     const struct rpc_client_config c = {.target = p->address,
+                                        .tls = &r->options.tls,
                                         .max_message_bytes = LINK_MAX_MESSAGE_BYTES,
                                         .max_queued_bytes = LINK_MAX_MESSAGE_BYTES,
                                         .faults = r->faults,

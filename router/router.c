@@ -52,6 +52,9 @@ const struct option ROUTER_OPTIONS[] = {
     {"api-keys", OPT_STRING, AT(api_keys), NULL, "FILE", 0, 0,
      "API keys: who a client is, and how much he may ask for; tandem key writes it; read again when it changes"},
     SECRET_OPTIONS(struct router_options),
+    RPC_TLS_OPTIONS(struct router_options),
+    {"tls-client-ca", OPT_STRING, AT(tls_client_ca), NULL, "FILE", 0, 0,
+     "CA of clients, PEM: each must show a certificate that this CA has signed; default: they need none"},
     {"cache-key", OPT_SECRET, AT(cache_key), NULL, "TEXT", 0, 0,
      "names of blocks depend on this key, so blocks in stores are found again only with the same key; default: the "
      "secret; better set in the environment"},
@@ -505,9 +508,18 @@ static enum td_status open_peers(struct router *r, struct td_error *e)
     return TD_OK; /* without a list, workers register */
 }
 
+/* Keys that pass in the clear prove nothing. */
+static bool asks_clients(const struct router_options *o)
+{
+    return o->tls.cert && (o->api_keys || o->tls_client_ca);
+}
+
 static enum td_status open_network(struct router *r, struct td_error *e)
 {
+    const struct rpc_tls_files *f = &r->options.tls;
+    r->client_tls = (struct rpc_tls_files){.cert = f->cert, .key = f->key, .ca = r->options.tls_client_ca};
     const struct rpc_server_config c = {.listen = r->options.listen,
+                                        .tls = &r->client_tls,
                                         .methods = ROUTER_METHODS,
                                         .n_methods = N_ROUTER_METHODS,
                                         .descriptors = CLIENT_DESCRIPTORS,
@@ -521,7 +533,11 @@ static enum td_status open_network(struct router *r, struct td_error *e)
                                         .max_unsent_bytes = (uint32_t)r->options.send_bytes,
                                         .log = &r->log,
                                         .user = r};
-    enum td_status s = reach_guard("--listen", r->options.listen, NULL, r->options.is_insecure, e);
+    enum td_status s = TD_OK;
+    if (r->options.tls_client_ca && !f->cert)
+        s = td_fail(e, TD_ERR_INVALID, "--tls-cert: is missing; --tls-client-ca is given");
+    if (!s)
+        s = reach_guard("--listen", r->options.listen, asks_clients(&r->options), r->options.is_insecure, e);
     if (!s)
         s = rpc_server_open(&c, &r->rpc, e);
     if (!s)
@@ -552,6 +568,8 @@ enum td_status router_open(const struct router_options *options, struct router *
     replan_metrics(r);
     secret_nonce(r->join_key);
     enum td_status s = secret_open(options->secret, options->secret_file, &r->log, &r->secret, error_out);
+    if (!s)
+        s = rpc_tls_check(&options->tls, false, error_out); /* without --tls-ca only clients get TLS */
     r->secret_text = secret_text(r->secret);
     if (!s && options->api_keys)
         s = keys_open(options->api_keys, &r->log, &r->keys, error_out);

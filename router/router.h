@@ -19,10 +19,13 @@
 
 #include "base/options.h"
 #include "base/status.h"
+#include "proto/rpc/rpc.h"
 
 struct router;
 
 struct router_options {
+    struct rpc_tls_files tls;
+    const char *tls_client_ca;
     const char *model, *listen, *admin_listen, *admin_key, *cluster_listen, *api_keys, *workers, *secret, *secret_file,
         *cache_key, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix, *faults, *log_level, *name,
         *chat_template;

@@ -341,7 +341,8 @@ struct router {
     char model_name[128];
     struct tokenizer *tokenizer;
     struct chat_template *chat;
-    struct api_keys *keys; /* NULL: clients need none */
+    struct rpc_tls_files client_tls; /* of --listen */
+    struct api_keys *keys;           /* NULL: clients need none */
     struct secret *secret;
     char *secret_text; /* the one that signed at the start; names of blocks depend on it without a cache key */
     uint8_t join_key[SECRET_NONCE_BYTES];     /* for the nonces of Join */

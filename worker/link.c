@@ -315,6 +315,7 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
                             .on_open = on_open,
                             .must_prove = true};
     const struct rpc_server_config rpc = {.listen = config->listen,
+                                          .tls = config->tls,
                                           .methods = &s->method,
                                           .n_methods = 1,
                                           .max_message_bytes = LINK_MAX_MESSAGE_BYTES,

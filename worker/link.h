@@ -36,6 +36,7 @@ struct link_mail { /* the owner frees it with link_mail_free */
 struct link_server;
 
 struct link_server_config {
+    const struct rpc_tls_files *tls; /* borrowed; NULL: plain text */
     const char *listen;
     struct secret *secret; /* borrowed; NULL: none */
     struct faults *faults; /* borrowed; NULL: none */

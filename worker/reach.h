@@ -31,9 +31,9 @@ bool reach_is_local(const char *address);
 
 /*
  * Refuses (TD_ERR_INVALID) a listener that the network reaches and that asks nobody for a proof: one off
- * loopback, if secret is not set, unless is_insecure. option names it in the error.
+ * loopback that asks for none (asks_proof), unless is_insecure. option names it in the error.
  */
-enum td_status reach_guard(const char *option, const char *address, const struct secret *secret, bool is_insecure,
+enum td_status reach_guard(const char *option, const char *address, bool asks_proof, bool is_insecure,
                            struct td_error *error_out);
 
 /* Chooses where transfers listen. TD_ERR_INVALID names the option with a bad address. */

@@ -97,8 +97,11 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
         if (r->n_routers == MAX_ROUTERS)
             return td_fail(e, TD_ERR_INVALID, "--routers: at most %d", MAX_ROUTERS);
         snprintf(address, sizeof(address), "%.*s", (int)n, at);
-        const struct rpc_client_config c = {
-            .target = address, .max_message_bytes = 1 << 16, .max_queued_bytes = 1 << 16, .log = r->config.log};
+        const struct rpc_client_config c = {.target = address,
+                                            .tls = r->config.tls,
+                                            .max_message_bytes = 1 << 16,
+                                            .max_queued_bytes = 1 << 16,
+                                            .log = r->config.log};
         enum td_status s = rpc_client_open(&c, &r->routers[r->n_routers].client, e);
         if (s)
             return s;

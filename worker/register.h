@@ -12,15 +12,17 @@
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/status.h"
+#include "proto/rpc/rpc.h"
 
 enum { REGISTER_MS = 2000 };
 
 struct registrar;
 
 struct registrar_config {
-    const char *routers;   /* HOST:PORT,...; NULL: none */
-    const char *address;   /* this process's service, as routers reach it; borrowed */
-    struct secret *secret; /* borrowed; NULL: none */
+    const struct rpc_tls_files *tls; /* of the connections to routers; borrowed; NULL: plain text */
+    const char *routers;             /* HOST:PORT,...; NULL: none */
+    const char *address;             /* this process's service, as routers reach it; borrowed */
+    struct secret *secret;           /* borrowed; NULL: none */
     uint64_t incarnation;
     uint32_t every_ms; /* 0: REGISTER_MS */
     const struct log *log;

@@ -55,6 +55,7 @@ const struct option WORKER_OPTIONS[] = {
     {"drain-ms", OPT_MS, AT(drain_ms), "30s", NULL, 0, 3.6e6,
      "time after SIGTERM to finish running requests; the others are planned anew elsewhere"},
     SECRET_OPTIONS(struct worker_options),
+    RPC_TLS_OPTIONS(struct worker_options),
     {"metrics-listen", OPT_ADDRESS, AT(metrics_listen), NULL, "HOST:PORT", 0, 0,
      "address of Prometheus metrics over HTTP"},
     {"silence-ms", OPT_MS, AT(silence_ms), "1000", NULL, LINK_LEAST_SILENCE_MS, 3.6e6,
@@ -702,6 +703,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
     const struct link_server_config l = {.listen = o->listen,
+                                         .tls = &o->tls,
                                          .secret = w->secret,
                                          .faults = w->faults,
                                          .log = &w->log,
@@ -713,6 +715,7 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
     if (!s)
         reach_rpc(&w->reach, link_server_address(w->links), w->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
+                                       .tls = &o->tls,
                                        .address = w->rpc_address,
                                        .secret = w->secret,
                                        .incarnation = w->incarnation,
@@ -748,11 +751,13 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     if (!s)
         s = secret_open(w->options.secret, w->options.secret_file, &w->log, &w->secret, error_out);
     if (!s)
+        s = rpc_tls_check(&w->options.tls, true, error_out);
+    if (!s)
         s = reach_listen(&w->reach, w->xfer_listen, error_out);
     if (!s)
-        s = reach_guard("--listen", w->options.listen, w->secret, w->options.is_insecure, error_out);
+        s = reach_guard("--listen", w->options.listen, secret_is_set(w->secret), w->options.is_insecure, error_out);
     if (!s)
-        s = reach_guard("--xfer-listen", w->xfer_listen, w->secret, w->options.is_insecure, error_out);
+        s = reach_guard("--xfer-listen", w->xfer_listen, secret_is_set(w->secret), w->options.is_insecure, error_out);
     if (!s)
         s = open_engine(w, error_out);
     if (!s)

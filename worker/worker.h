@@ -22,12 +22,14 @@
 
 #include "base/metrics.h"
 #include "base/options.h"
+#include "proto/rpc/rpc.h"
 #include "transfer/xfer.h"
 #include "worker/geometry.h"
 
 struct worker;
 
 struct worker_options {
+    struct rpc_tls_files tls;
     struct geometry_options geometry;
     struct rank_options ranks;
     const char *name, *listen, *xfer_listen, *transports, *secret, *secret_file, *metrics_listen, *isa, *engine,

@@ -132,6 +132,43 @@ int64_t rpc_call_remaining_ms(const struct rpc_call *call);
 /* Value of a request header (server side), or NULL. Valid as long as the call. */
 const char *rpc_call_header(const struct rpc_call *call, const char *name);
 
+/* ---------------------------------------------------------------------- TLS */
+
+/* Paths of PEM files; NULL: not given. They are read again when they change. */
+struct rpc_tls_files {
+    const char *cert, *key; /* of this process; both or none */
+    const char *ca;         /* who signs the certificates of others */
+    const char *name;       /* of a client: that servers' certificates have, instead of their address */
+};
+
+/* Options of every process; S has the member tls (struct rpc_tls_files). */
+#define RPC_TLS_OPTIONS(S)                                                                                             \
+    {"tls-cert",                                                                                                       \
+     OPT_STRING,                                                                                                       \
+     offsetof(S, tls.cert),                                                                                            \
+     NULL,                                                                                                             \
+     "FILE",                                                                                                           \
+     0,                                                                                                                \
+     0,                                                                                                                \
+     "certificate of this process, PEM: its listeners and its connections in the cluster speak TLS"},                  \
+        {"tls-key", OPT_STRING, offsetof(S, tls.key), NULL, "FILE", 0, 0, "its private key, PEM"},                     \
+        {"tls-ca",                                                                                                     \
+         OPT_STRING,                                                                                                   \
+         offsetof(S, tls.ca),                                                                                          \
+         NULL,                                                                                                         \
+         "FILE",                                                                                                       \
+         0,                                                                                                            \
+         0,                                                                                                            \
+         "CA of the cluster, PEM: every process of it must show a certificate that this CA has signed"},               \
+    {                                                                                                                  \
+        "tls-name", OPT_STRING, offsetof(S, tls.name), NULL, "NAME", 0, 0,                                             \
+            "name in the certificates of other processes; default: the host of their address"                          \
+    }
+
+/* TD_ERR_INVALID: a half pair, or a file that can't be read or is none; error_out names the option.
+ * is_member: of a cluster, which needs all three files or none. */
+enum td_status rpc_tls_check(const struct rpc_tls_files *files, bool is_member, struct td_error *error_out);
+
 /* ------------------------------------------------------------------- server */
 
 struct rpc_method {
@@ -149,8 +186,11 @@ struct rpc_method {
 enum { RPC_FIRST_MESSAGE_MS = 10000 }; /* a call that has brought no message by then is ended */
 
 struct rpc_server_config {
-    const char *listen;               /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
-    bool is_private;                  /* a unix socket gets mode 0600: nobody but our user connects */
+    const char *listen; /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
+    bool is_private;    /* a unix socket gets mode 0600: nobody but our user connects */
+    /* The listener speaks TLS if there is a certificate; with a CA, clients must show a certificate that it
+     * signed. Borrowed, outlives the server; NULL, and for a unix socket: plain text. */
+    const struct rpc_tls_files *tls;
     const struct rpc_method *methods; /* borrowed, outlives the server */
     uint32_t n_methods;
     /* Serialized FileDescriptorSet (protoc --include_imports), for reflection. */
@@ -183,8 +223,8 @@ struct rpc_server_stats {
      */
     uint64_t calls_refused;
     uint32_t connections; /* open; up to a second old */
-    /* Closed because as many were open as the server takes; because they said nothing, or had no call while
-     * others needed their place. */
+    /* Closed because as many were open as the server takes; because they said nothing, spoke another
+     * protocol, failed in the handshake of TLS, or had no call while others needed their place. */
     uint64_t connections_refused, connections_dropped;
 };
 struct rpc_server_stats rpc_server_stats(struct rpc_server *s);
@@ -224,6 +264,9 @@ struct rpc_client; /* a channel to one target */
 struct rpc_client_config {
     const char *target; /* "HOST:PORT" or "unix:/path" */
     const char *bearer; /* copied; every call says "authorization: Bearer ..."; NULL: none */
+    /* With a CA the server must show a certificate that it signed. NULL, and for a unix socket: plain
+     * text. */
+    const struct rpc_tls_files *tls;
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;
     uint32_t frozen_ms;    /* a server that answers no ping for this long is lost; 0: RPC_FROZEN_MS */

@@ -26,6 +26,7 @@
 #include "base/mem.h"
 #include "base/process.h"
 #include "base/thread.h"
+#include "proto/rpc/rpc_tls.h"
 
 static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"; /* RFC 9113, 3.4 */
 enum { PREFACE_BYTES = sizeof(PREFACE) - 1, LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
@@ -40,6 +41,7 @@ struct origin { /* an address whose connections are bounded together: IPv4, or t
 struct newcomer { /* accepted, and silent so far */
     TAILQ_ENTRY(newcomer) in_door;
     int fd;
+    struct rpc_tls_link *tls; /* NULL: plain text */
     struct origin from;
     uint64_t until_ns;
 };
@@ -47,6 +49,7 @@ struct newcomer { /* accepted, and silent so far */
 struct connection {  /* handed on; the index in rpc_door.connections is its descriptor */
     uint64_t cookie; /* of its socket: no other socket of this boot has it; 0: no connection */
     struct origin from;
+    struct sockaddr_in6 peer; /* with TLS: who is at the other end, also of IPv4; else its socket knows */
     uint32_t n_calls;
     uint64_t idle_ns;  /* since when it has no call */
     uint32_t n_silent; /* calls that ended without a message since silent_ns */
@@ -191,10 +194,18 @@ static void warn(struct rpc_door *d, const char *what)
 }
 
 /* The connection has spoken HTTP/2: hands it on, or closes it at a bound. */
-static void hand_on(struct rpc_door *d, int fd, const struct origin *from)
+static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const struct origin *from)
 {
+    struct sockaddr_in6 peer = {0};
+    socklen_t len = sizeof(peer);
+    int outer = fd;
     pthread_mutex_lock(&d->lock);
     bool has_room = make_room(d, from);
+    if (has_room && tls) {
+        getpeername(outer, (struct sockaddr *)&peer, &len);
+        fd = rpc_tls_hand_over(d->config.tls, tls, d->config.max_unsent_bytes);
+        has_room = fd >= 0;
+    }
     if (has_room && (uint32_t)fd >= d->cap_connections) {
         uint32_t cap = (uint32_t)fd * 2;
         d->connections = mem_resize(d->connections, cap, sizeof(*d->connections));
@@ -204,7 +215,7 @@ static void hand_on(struct rpc_door *d, int fd, const struct origin *from)
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
         d->connections[fd] =
-            (struct connection){.cookie = cookie_of(fd), .from = *from, .idle_ns = clock_now(&d->clock)};
+            (struct connection){.cookie = cookie_of(fd), .from = *from, .peer = peer, .idle_ns = clock_now(&d->clock)};
     }
     d->stats.n_refused += !has_room;
     pthread_mutex_unlock(&d->lock);
@@ -212,7 +223,9 @@ static void hand_on(struct rpc_door *d, int fd, const struct origin *from)
         d->config.take(d->config.user, fd);
         return;
     }
-    close(fd);
+    if (tls)
+        rpc_tls_drop(tls);
+    close(outer);
     warn(d, "connection refused: as many are open as the server takes");
 }
 
@@ -239,6 +252,10 @@ void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, s
     /* A connection with an open call keeps its descriptor; when it has ended, another may have it. */
     bool is_there = connection && cookie_of(fd) == connection;
     bool is_known = is_there && !getpeername(fd, (struct sockaddr *)&a, &len);
+    if (is_known && d->config.tls) {
+        memcpy(&a, &d->connections[fd].peer, sizeof(d->connections[fd].peer));
+        len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    }
     if (is_known && a.ss_family == AF_UNIX && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_len))
         snprintf(out, out_bytes, "uid=%u pid=%d", (unsigned)who.uid, (int)who.pid);
     else if (is_known && a.ss_family != AF_UNIX &&
@@ -315,6 +332,8 @@ static void newcomer_free(struct rpc_door *d, struct newcomer *w, bool closes)
     TAILQ_REMOVE(&d->waiting, w, in_door);
     atomic_fetch_sub(&d->n_waiting, 1);
     epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, w->fd, NULL);
+    if (closes && w->tls)
+        rpc_tls_drop(w->tls);
     if (closes)
         close(w->fd);
     free(w);
@@ -328,23 +347,41 @@ static void drop_late(struct rpc_door *d, struct newcomer *w)
     newcomer_free(d, w, true);
 }
 
-/* Looks at the first bytes without taking them: gRPC reads them once more. False: there are too few. */
+/* Looks at the first bytes without taking them: gRPC reads them once more. Returns their number; 0: none yet;
+ * -1: none will come. */
+static int look_at(struct rpc_door *d, struct newcomer *w, char bytes[PREFACE_BYTES])
+{
+    char why[64];
+    int n = 0;
+    if (w->tls) {
+        enum rpc_tls_step step = rpc_tls_greet(w->tls, bytes, PREFACE_BYTES, &n, why);
+        if (step == RPC_TLS_FAILED)
+            log_limited(d->config.log, LOG_INFO, "handshake of TLS failed address=%s why='%s'", d->address, why);
+        return step == RPC_TLS_FAILED ? -1 : n;
+    }
+    n = (int)recv(w->fd, bytes, PREFACE_BYTES, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 ? n : n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+}
+
+/* False: too few bytes have come. */
 static bool on_bytes(struct rpc_door *d, struct newcomer *w)
 {
     char bytes[PREFACE_BYTES];
-    ssize_t n = recv(w->fd, bytes, sizeof(bytes), MSG_PEEK | MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+    int n = look_at(d, w, bytes);
+    if (!n)
         return false;
-    if (n <= 0 || memcmp(bytes, PREFACE, (size_t)n) != 0) {
+    if (n < 0 || memcmp(bytes, PREFACE, (size_t)n) != 0) {
+        pthread_mutex_lock(&d->lock);
+        d->stats.n_foreign++;
+        pthread_mutex_unlock(&d->lock);
         newcomer_free(d, w, true);
         return true;
     }
-    if (n < PREFACE_BYTES)
+    if (n < PREFACE_BYTES && !w->tls) /* what a record of TLS has is all that can be seen; gRPC looks at the rest */
         return false;
-    int fd = w->fd;
-    struct origin from = w->from;
+    struct newcomer it = *w;
     newcomer_free(d, w, false);
-    hand_on(d, fd, &from);
+    hand_on(d, it.fd, it.tls, &it.from);
     return true;
 }
 
@@ -380,8 +417,11 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
     *w = (struct newcomer){.fd = fd, .from = origin, .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
     TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
     atomic_fetch_add(&d->n_waiting, 1);
+    if (d->config.tls)
+        w->tls = rpc_tls_accept(d->config.tls, fd);
     /* Edge-triggered: a part of the preface must not wake the thread again and again. */
-    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET, .data.ptr = w};
+    uint32_t writes = w->tls ? EPOLLOUT : 0;
+    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET | writes, .data.ptr = w};
     epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, fd, &e);
 }
 
@@ -478,6 +518,8 @@ static int tick(struct rpc_door *d)
         pthread_mutex_lock(&d->lock);
         sweep(d);
         pthread_mutex_unlock(&d->lock);
+        if (d->config.tls)
+            rpc_tls_refresh(d->config.tls);
         if (d->config.tick)
             d->config.tick(d->config.user);
         d->tick_ns = now + NS_PER_S;
@@ -674,6 +716,8 @@ enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_do
 
 void rpc_door_start(struct rpc_door *d)
 {
+    if (d->config.tls)
+        rpc_tls_start(d->config.tls);
     d->thread = thread_start("rpc-accept", run, d);
     d->is_running = true;
 }
@@ -704,6 +748,7 @@ void rpc_door_close(struct rpc_door *d)
     if (!d)
         return;
     rpc_door_stop(d);
+    rpc_tls_close(d->config.tls);
     const int fds[] = {d->spare_fd, d->wake_fd, d->epoll_fd};
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0)

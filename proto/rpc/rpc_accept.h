@@ -5,10 +5,11 @@
  * Why not gRPC's own listener: that of 1.51 stops listening for good when the process once has no descriptor
  * left, and it bounds neither connections nor the time in which a client has to say something. A newer gRPC
  * is not in Debian 12, and its C interface has no such bounds either. So the door accepts, and gRPC gets the
- * descriptor of a connection that has shown the first bytes of HTTP/2. (TLS would need gRPC's listener, or be
- * ended here.)
+ * descriptor of a connection that has shown the first bytes of HTTP/2, or, with TLS, one end of a socket pair
+ * at whose other end these bytes arrive (rpc_tls.h).
  *
  *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> gRPC's
+ *                 (with TLS the handshake belongs to it)
  *
  * Bounds: when a new connection finds max_connections, or max_per_address from its address, the connection
  * without calls that has been idle for longest is closed for it; if there is none, the new one is closed. So
@@ -34,6 +35,7 @@
 enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_SILENT_CALLS = 250, RPC_FLOOD_WAIT_MS = 2000 };
 
 struct rpc_door;
+struct rpc_tls;
 
 struct rpc_door_config {
     const char *listen;                        /* "HOST:PORT" or "unix:/path" */
@@ -41,6 +43,7 @@ struct rpc_door_config {
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
+    struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
     /* On the door's thread: takes over the descriptor of a connection. */
     void (*take)(void *user, int fd);
@@ -52,6 +55,7 @@ struct rpc_door_stats {
     uint32_t n_open, n_waiting;       /* handed on and not closed a second ago; silent so far */
     uint64_t n_accepted, n_refused;   /* refused: at a bound */
     uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; full of calls without a message */
+    uint64_t n_foreign;               /* closed: speaks another protocol, or its handshake of TLS has failed */
 };
 
 /*

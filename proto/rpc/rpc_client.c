@@ -25,8 +25,25 @@ struct rpc_client {
 
 /* ------------------------------------------------------------------ channel */
 
-static grpc_channel *channel_create(const char *target, uint32_t max_message_bytes, uint32_t frozen_ms)
+enum { LOOK_AT_FILES_S = 1 };
+
+static grpc_channel_credentials *tls_credentials(const struct rpc_tls_files *f)
 {
+    grpc_tls_certificate_provider *files =
+        grpc_tls_certificate_provider_file_watcher_create(f->key, f->cert, f->ca, LOOK_AT_FILES_S);
+    grpc_tls_credentials_options *options = grpc_tls_credentials_options_create();
+    grpc_tls_credentials_options_set_certificate_provider(options, files);
+    grpc_tls_credentials_options_watch_root_certs(options);
+    if (f->cert)
+        grpc_tls_credentials_options_watch_identity_key_cert_pairs(options);
+    grpc_tls_certificate_provider_release(files);
+    return grpc_tls_credentials_create(options);
+}
+
+static grpc_channel *channel_create(const char *target, const struct rpc_tls_files *tls, uint32_t max_message_bytes,
+                                    uint32_t frozen_ms)
+{
+    bool is_tls = tls && tls->ca && strncmp(target, "unix:", 5);
     int limit = (int)max_message_bytes, frozen = frozen_ms ? (int)frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
@@ -46,9 +63,13 @@ static grpc_channel *channel_create(const char *target, uint32_t max_message_byt
         /* Peers of a cluster are reached directly, whatever http_proxy says. */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, .value.integer = 1},
+        {.type = GRPC_ARG_STRING, /* the last one: left out without a name */
+         .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
+         .value.string = is_tls ? (char *)(uintptr_t)tls->name : NULL},
     };
-    grpc_channel_args all = {.num_args = sizeof(args) / sizeof(*args), .args = args};
-    grpc_channel_credentials *creds = grpc_insecure_credentials_create();
+    size_t n_args = sizeof(args) / sizeof(*args);
+    grpc_channel_args all = {.num_args = n_args - (is_tls && tls->name ? 0 : 1), .args = args};
+    grpc_channel_credentials *creds = is_tls ? tls_credentials(tls) : grpc_insecure_credentials_create();
     grpc_channel *channel = grpc_channel_create(target, creds, &all);
     grpc_channel_credentials_release(creds);
     return channel;
@@ -69,6 +90,8 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
         return td_fail(error_out, TD_ERR_INVALID, "target: %s is neither HOST:PORT nor unix:/path",
                        config->target ? config->target : "nothing");
     struct bytes authorization = {0};
+    if (config->tls && rpc_tls_check(config->tls, false, error_out))
+        return TD_ERR_INVALID;
     if (config->bearer)
         bytes_printf(&authorization, "Bearer %s", config->bearer);
     if (config->bearer && !header_is_legal("authorization", authorization.data)) {
@@ -79,7 +102,7 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
     rpc_pump_init(&c->pump, false, config->max_message_bytes, config->max_queued_bytes, config->log);
     c->pump.faults = config->faults;
     c->authorization = authorization.data;
-    c->channel = channel_create(config->target, c->pump.max_message_bytes, config->frozen_ms);
+    c->channel = channel_create(config->target, config->tls, c->pump.max_message_bytes, config->frozen_ms);
     *out = c;
     return TD_OK;
 }

@@ -21,6 +21,7 @@
 
 #include "base/mem.h"
 #include "proto/rpc/rpc_accept.h"
+#include "proto/rpc/rpc_tls.h"
 
 #define N_SLOTS 64
 
@@ -272,8 +273,16 @@ static void server_tick(void *user)
 static enum td_status server_listen(struct rpc_server *s, const struct rpc_server_config *config,
                                     struct td_error *error_out)
 {
-    s->credentials = grpc_insecure_server_credentials_create();
+    struct rpc_tls *tls = NULL;
+    const struct rpc_tls_files *f = config->tls;
+    s->credentials = grpc_insecure_server_credentials_create(); /* the door ends TLS */
+    if (f && f->cert && strncmp(config->listen, "unix:", 5)) {
+        enum td_status status = rpc_tls_open(f->cert, f->key, f->ca, config->log, &tls, error_out);
+        if (status)
+            return status;
+    }
     const struct rpc_door_config door = {.listen = config->listen,
+                                         .tls = tls,
                                          .is_private = config->is_private,
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
@@ -375,7 +384,7 @@ struct rpc_server_stats rpc_server_stats(struct rpc_server *s)
     return (struct rpc_server_stats){.calls_refused = n,
                                      .connections = door.n_open + door.n_waiting,
                                      .connections_refused = door.n_refused,
-                                     .connections_dropped = door.n_late + door.n_idle + door.n_flood};
+                                     .connections_dropped = door.n_late + door.n_idle + door.n_flood + door.n_foreign};
 }
 
 void rpc_server_set_serving(struct rpc_server *s, bool serving)
