@@ -157,6 +157,18 @@ void secret_sign(struct secret *s, const void *data, size_t n_bytes, uint8_t mac
     pthread_mutex_unlock(&s->lock);
 }
 
+bool secret_sign_by(struct secret *s, uint32_t i, const void *data, size_t n_bytes, uint8_t mac_out[SECRET_MAC_BYTES])
+{
+    pthread_mutex_lock(&s->lock);
+    if (!i)
+        refresh(s);
+    bool is_there = i < s->n;
+    if (is_there)
+        mac_by(s->all[i], data, n_bytes, mac_out);
+    pthread_mutex_unlock(&s->lock);
+    return is_there;
+}
+
 bool secret_verify(struct secret *s, const void *data, size_t n_bytes, const uint8_t *mac, size_t mac_bytes)
 {
     uint8_t want[SECRET_MAC_BYTES];

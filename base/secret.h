@@ -51,6 +51,8 @@ void secret_close(struct secret *s); /* NULL is fine */
 bool secret_is_set(const struct secret *s);
 
 void secret_sign(struct secret *s, const void *data, size_t n_bytes, uint8_t mac_out[SECRET_MAC_BYTES]);
+/* The same by the i-th of the accepted secrets; 0 is the one that signs. False: there are no more. */
+bool secret_sign_by(struct secret *s, uint32_t i, const void *data, size_t n_bytes, uint8_t mac_out[SECRET_MAC_BYTES]);
 /* In constant time for each secret. False also for a mac of another length. */
 bool secret_verify(struct secret *s, const void *data, size_t n_bytes, const uint8_t *mac, size_t mac_bytes);
 

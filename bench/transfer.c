@@ -48,6 +48,22 @@ static void add_ways(struct bench_rows *out)
     bench_add(out, "ms", w.start_ms, 0, "measuring the ways at start");
 }
 
+/* Encryption, and the same wire without it, one after the other. */
+static void add_tls(struct bench_rows *out, const struct xfer_bench_row *rows, uint32_t n)
+{
+    double aes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < n && !strcmp(rows[i].path, "tls"); k++) {
+            if (strcmp(rows[k].path, "tcp") != 0 || rows[k].unit_bytes != rows[i].unit_bytes)
+                continue;
+            aes = aes > 0 ? aes : xfer_bench_aes_gb_per_s();
+            bench_add(out, "GB/s", rows[i].gb_per_s, 1 / (1 / aes + 1 / rows[k].gb_per_s),
+                      "tls, units of %" PRIu64 " KiB: of tcp, then AES-256-GCM", rows[i].unit_bytes >> 10);
+        }
+    if (aes > 0)
+        bench_add(out, "GB/s", aes, 0, "AES-256-GCM of 16 KiB, one thread");
+}
+
 static void add_row(struct bench_rows *out, const struct xfer_bench_row *r)
 {
     char name[64];
@@ -108,6 +124,8 @@ static enum td_status measure_paths(const struct bench_options *o, const char *c
     enum td_status s = xfer_bench(&c, rows, error_out);
     for (uint32_t i = 0; i < n && !s; i++)
         add_row(out, &rows[i]);
+    if (!s)
+        add_tls(out, rows, n);
     if (!s && !o->peer) {
         add_ways(out);
         add_sums(out);

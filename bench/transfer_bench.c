@@ -45,7 +45,7 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
 {
     void *arena;
     int fd = 0;
-    bool is_mapped = !strcmp(s->path, "mapped"), is_shm = !strcmp(s->path, "shm");
+    bool is_mapped = !strcmp(s->path, "mapped"), is_shm = !strcmp(s->path, "shm"), is_tls = !strcmp(s->path, "tls");
     clock_init_real(&s->clock);
     if (is_mapped ? mem_map_shared(s->arena_bytes, &arena, &fd) : mem_map(s->arena_bytes, &arena))
         return td_fail(error_out, TD_ERR_NO_MEMORY, "no memory for an arena of %llu bytes",
@@ -55,7 +55,7 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
     for (uint64_t i = 0; i < s->arena_bytes / 8; i++)
         ((uint64_t *)arena)[i] = random_mix(i + (uint64_t)name[0]);
     s->incarnation = random_u64();
-    if (secret_open(secret, NULL, log, &s->secret, error_out))
+    if (secret_open(is_tls && !(secret && *secret) ? "bench" : secret, NULL, log, &s->secret, error_out))
         return TD_ERR_INVALID;
     const struct xfer_config c = {.backend = XFER_NET,
                                   .name = name,
@@ -63,7 +63,9 @@ static enum td_status side_open(struct bench_side *s, const char *name, const ch
                                   .is_trusted_network = true, /* what is measured is the caller's choice */
                                   .transports = is_mapped ? "auto"
                                                 : is_shm  ? "ucx"
+                                                : is_tls  ? "tcp"
                                                           : s->path,
+                                  .encrypts = is_tls,
                                   .incarnation = s->incarnation,
                                   .secret = s->secret,
                                   .layout = &LAYOUT,
@@ -94,7 +96,9 @@ static enum td_status bare_open(struct bench_side *s, const char *address, bool 
                                 struct bare **out, struct td_error *error_out)
 {
     bool is_auto = !strcmp(s->path, "mapped") || !strcmp(s->path, "shm");
-    const struct bare_config c = {.transports = is_auto ? "posix,tcp" : s->path,
+    const struct bare_config c = {.transports = is_auto                   ? "posix,tcp"
+                                                : !strcmp(s->path, "tls") ? "tcp"
+                                                                          : s->path,
                                   .address = address,
                                   .arena = s->arena,
                                   .arena_bytes = s->arena_bytes,

@@ -24,8 +24,8 @@
 #include "proto/wire/checksum.h"
 
 struct xfer_bench_config {
-    /* "mapped" (the reader maps the holder's arena), "shm" (UCX's shared memory), or a list as in
-     * xfer_config.transports. */
+    /* "mapped" (the reader maps the holder's arena), "shm" (UCX's shared memory), "tls" (tcp, encrypted;
+     * beside a bare loop that is not), or a list as in xfer_config.transports. */
     const char *const *paths;
     uint32_t n_paths;
     const uint64_t *unit_bytes; /* multiples of 64 KiB; from 2 MiB on whole pages */
@@ -52,6 +52,9 @@ struct xfer_bench_row {
 /* rows has room for n_paths * n_units rows, written in that order. On failure error_out names the row. */
 enum td_status xfer_bench(const struct xfer_bench_config *config, struct xfer_bench_row *rows,
                           struct td_error *error_out);
+
+/* AES-256-GCM of blocks of 16 KiB in one thread, in GB/s: what TLS has to do with each byte, on each side. */
+double xfer_bench_aes_gb_per_s(void);
 
 /* The holder's side, for a reader on another machine. */
 struct xfer_bench_server;

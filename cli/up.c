@@ -40,7 +40,7 @@ struct up_options {
         chunk_tokens, silence_ms, deaf_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
     const char *packed_cache;
-    bool store, detach, faults, no_packed_cache, is_trusted_network;
+    bool store, detach, faults, no_packed_cache, is_trusted_network, encrypts;
 };
 
 #define AT(member) offsetof(struct up_options, member)
@@ -98,6 +98,7 @@ static const struct option TABLE[] = {
      "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx (shared memory), or a UCX_TLS list"},
     {"trusted-network", OPT_BOOL, AT(is_trusted_network), NULL, NULL, 0, 0,
      "allows RDMA and UCX's tcp in --transports: whoever reaches them can write into a worker's memory"},
+    {"kv-encrypt", OPT_BOOL, AT(encrypts), NULL, NULL, 0, 0, "encrypts KV transfers over TCP"},
     {"silence-ms", OPT_MS, AT(silence_ms), NULL, NULL, 0, 3.6e6, "silence after which a process counts as dead"},
     {"store-dram", OPT_BYTES, AT(store_dram), NULL, NULL, 0, 1e15,
      "memory of each store; default: 16 longest contexts, at most an eighth of the available memory for all stores "
@@ -217,6 +218,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
         args_add(&c->args, "--no-packed-cache");
     if (u->options.is_trusted_network && (WORKERS | STORE) >> c->role & 1)
         args_add(&c->args, "--trusted-network");
+    if (u->options.encrypts && (WORKERS | STORE) >> c->role & 1)
+        args_add(&c->args, "--kv-encrypt");
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
     if (u->options.faults && c->role != CHILD_ROUTER)

@@ -47,7 +47,7 @@ struct kvstore_options {
     struct geometry_options geometry; /* only the layout is used; no weights are read */
     const char *name, *listen, *xfer_listen, *transports, *secret, *secret_file, *metrics_listen, *eviction, *dir,
         *codec, *faults, *routers, *advertise, *log_level;
-    bool is_trusted_network, is_insecure;
+    bool is_trusted_network, is_insecure, encrypts;
     int64_t dram_bytes, ssd_bytes, read_threads, read_deadline_ms, write_queue_bytes, write_bytes_per_s, lease_ms;
     int64_t silence_ms;
     const char *tenant_quotas;

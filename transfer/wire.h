@@ -37,6 +37,7 @@ enum { WIRE_HEADER_MAX = 2048 };
 
 struct wire;
 struct xfer_hub;
+struct secret;
 
 struct wire_conn { /* first member of each transport's own connection */
     struct wire *wire;
@@ -93,6 +94,7 @@ struct wire_config {
     const char *reached_at; /* see xfer_config.reached_at */
     const char *transports; /* borrowed until wire_free */
     bool is_trusted_network;
+    struct secret *encrypt; /* connections of TCP are TLS, by this secret; borrowed; NULL: plain */
     void *arena;
     uint64_t arena_bytes;
     int arena_fd; /* 0: the arena is not shared */

@@ -12,7 +12,8 @@
  * A payload of at most LANDING_BYTES is read into a buffer that stays in the second-level cache, and goes to
  * its page from there, in the pass that sums it (wire_land). Read straight into the page it took a fifth more
  * processor time: the kernel's copy fetches each line of the page, which no cache holds, before it writes it.
- * Longer payloads (a layer of more than that) are read straight into the page.
+ * Longer payloads (a layer of more than that) are read straight into the page, and so is what TLS has already
+ * copied once.
  *
  * Strangers: until wire_trust a frame may carry no payload, so that one connection costs at most
  * BUFFER_BYTES. At most STRANGERS_MAX accepted connections may be unproved; then the oldest of them makes
@@ -28,6 +29,10 @@
  * Rejected: MSG_ZEROCOPY (over loopback it copies all the same, and it needs a second kind of completion).
  * UCX's tcp (it accepts one-sided writes from anybody who can connect, and each connection costs 3 ms of a
  * core, with its shared memory also 5 MiB of /dev/shm).
+ *
+ * With TLS (tcp_tls.h) the same frames are its content. The handshake happens inside the first sends and
+ * receives, so it has no state here, and its time and place are those of an unproved connection. The proof
+ * that follows is the same as without TLS.
  *
  * A connection: RESOLVING (a name) -> CONNECTING -> OPEN -> gone; is_closing may be set at any time.
  * Callbacks come from tcp_progress only. A connection is freed in one place, reap, at the end of a turn:
@@ -57,10 +62,12 @@
 #include "base/queue.h"
 #include "transfer/names.h"
 #include "transfer/netaddr.h"
+#include "transfer/tcp_tls.h"
 #include "transfer/wire.h"
 
 #define WARN_EVERY_NS (30 * NS_PER_S)
 #define FRAME_MAGIC   0x314d4454u /* "TDM1" */
+#define TLS_HANDSHAKE 0x16        /* first byte of a record of TLS with a handshake */
 
 enum { PREFIX_BYTES = 16, BUFFER_BYTES = 16 << 10, LANDING_BYTES = 256 << 10, LANDINGS_KEPT = 4, TURN_BYTES = 1 << 20 };
 enum { STRANGERS_MAX = 256, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100, EVENTS_A_TURN = 64, PIECES = 32 };
@@ -100,6 +107,10 @@ struct tcp_conn {
     bool is_trusted, is_closing, error_told;
     bool is_stranger; /* accepted, and counted in n_strangers */
     bool is_blocked;  /* waits for EPOLLOUT: to send more, or to be connected */
+    /* With TLS. awaits_input: bytes can be sent when some have come (a handshake). has_more: bytes were
+     * read from the socket, of which no event will tell. */
+    struct tcp_tls_conn *tls; /* NULL: plain */
+    bool awaits_input, has_more;
     enum td_status error;
     struct outs outs;
 
@@ -121,6 +132,7 @@ struct tcp_wire {
     struct tcp_conn *conns;
     struct outs ended; /* frames whose done callback is due, in this turn or the next */
     uint32_t n_strangers;
+    struct tcp_tls *tls; /* NULL: plain */
     struct clock clock;
     uint64_t warned_ns;
     struct names *names;
@@ -244,13 +256,16 @@ static bool conn_write(struct tcp_conn *c)
 {
     struct iovec pieces[PIECES];
     bool any = false;
-    for (uint64_t n_bytes = 0; c->outs.first && !c->is_blocked && n_bytes < TURN_BYTES;) {
+    for (uint64_t n_bytes = 0; c->outs.first && !c->is_blocked && !c->awaits_input && n_bytes < TURN_BYTES;) {
         struct msghdr m = {.msg_iov = pieces, .msg_iovlen = (size_t)gather(c, pieces)};
-        ssize_t n = sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = c->tls ? tcp_tls_send(c->tls, pieces[0].iov_base, pieces[0].iov_len)
+                           : sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            watch(c, EPOLL_CTL_MOD, true);
+            c->awaits_input = c->tls && tcp_tls_wants_read(c->tls);
+            if (!c->awaits_input)
+                watch(c, EPOLL_CTL_MOD, true);
             break;
         }
         any = true;
@@ -321,7 +336,7 @@ static void begin_frame(struct tcp_conn *c, const uint8_t *header, uint32_t head
     c->to = e->on_payload(c->base.user, header, header_len, payload_len, &c->token);
     c->left = payload_len;
     c->has_payload = true;
-    if (c->to && payload_len <= LANDING_BYTES) {
+    if (c->to && payload_len <= LANDING_BYTES && !c->tls) {
         c->landing = landing_take(c->w);
         c->page = c->to;
         c->page_bytes = payload_len;
@@ -340,6 +355,9 @@ static bool parse_one(struct tcp_conn *c)
     uint64_t payload_len = get_u64(p + 8);
     if (get_u32(p) != FRAME_MAGIC || get_u16(p + 6) || header_len > WIRE_HEADER_MAX ||
         (payload_len && !c->is_trusted)) {
+        if (!c->tls && p[0] == TLS_HANDSHAKE)
+            log_limited(c->w->base.log, LOG_WARN,
+                        "a peer encrypts its transfers (--kv-encrypt), this process does not");
         log_debug(c->w->base.log, "malformed frame");
         fail(c, TD_ERR_PROTOCOL);
         return false;
@@ -385,7 +403,7 @@ static ssize_t read_some(struct tcp_conn *c)
     uint64_t first = n ? to[0].iov_len : 0;
     if (first == c->left) /* else more than one piece of payload is left, and nothing else can follow */
         to[n++] = (struct iovec){c->buffer + c->end, BUFFER_BYTES - c->end};
-    ssize_t got = readv(c->fd, to, n);
+    ssize_t got = c->tls ? tcp_tls_receive(c->tls, to[0].iov_base, to[0].iov_len) : readv(c->fd, to, n);
     if (got <= 0)
         return got;
     uint64_t of_payload = (uint64_t)got < first ? (uint64_t)got : first;
@@ -395,25 +413,39 @@ static ssize_t read_some(struct tcp_conn *c)
     return got;
 }
 
+/* Says why TLS has failed. A peer that does not encrypt is the likely reason in a handshake. */
+static void tell_tls(struct tcp_conn *c, bool has_failed)
+{
+    if (!c->tls || !has_failed)
+        return;
+    log_limited(c->w->base.log, LOG_WARN, "encrypted connection failed%s%s why='%s'%s", c->address ? " address=" : "",
+                c->address ? c->address : "", tcp_tls_why(c->tls),
+                tcp_tls_is_up(c->tls) ? "" : "; both sides need --kv-encrypt, and the same secret");
+}
+
 /* Reads until the socket is empty, or its share of the turn is used up: less for a stranger. */
 static bool conn_read(struct tcp_conn *c)
 {
-    bool any = false;
+    bool any = false, is_stopped = true; /* by its share: after EAGAIN the rest is a part of a record */
     const uint64_t most = c->is_trusted ? TURN_BYTES : BUFFER_BYTES;
     for (uint64_t n_bytes = 0; n_bytes < most && !c->is_closing && !c->error;) {
         ssize_t n = read_some(c);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            is_stopped = false;
             break;
+        }
         any = true;
         if (n <= 0) {
+            tell_tls(c, n < 0);
             fail(c, TD_ERR_PEER_LOST);
             break;
         }
         n_bytes += (uint64_t)n;
         parse(c);
     }
+    c->has_more = c->tls && is_stopped && !c->is_closing && !c->error && tcp_tls_has_more(c->tls);
     return any;
 }
 
@@ -513,6 +545,7 @@ static void connect_end(struct tcp_conn *c)
         return;
     }
     c->state = TCP_OPEN;
+    c->tls = c->w->tls ? tcp_tls_begin(c->w->tls, c->fd, false) : NULL;
     watch(c, EPOLL_CTL_MOD, false);
     c->w->base.events.on_open(c->base.user);
 }
@@ -544,6 +577,7 @@ static void accepted(struct tcp_wire *w, int fd)
     send_at_once(fd);
     struct tcp_conn *c = conn_new(w, fd, TCP_OPEN);
     c->is_stranger = true;
+    c->tls = w->tls ? tcp_tls_begin(w->tls, fd, true) : NULL;
     w->n_strangers++;
     watch(c, EPOLL_CTL_ADD, false);
     w->base.events.on_accept(w->base.events.user, &c->base);
@@ -647,8 +681,10 @@ static bool handle(struct tcp_wire *w, const struct epoll_event *e)
         connect_end(c);
     else if (c->is_blocked && e->events & EPOLLOUT)
         watch(c, EPOLL_CTL_MOD, false);
-    if (c->state == TCP_OPEN && e->events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+    if (c->state == TCP_OPEN && e->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
+        c->awaits_input = false;
         conn_read(c);
+    }
     return true;
 }
 
@@ -662,6 +698,8 @@ static void end_conn(struct tcp_conn *c)
         end_first(c, TD_ERR_CANCELLED);
     if (c->has_payload)
         end_payload(c, TD_ERR_CANCELLED);
+    tcp_tls_end(c->tls);
+    c->tls = NULL;
     if (c->fd >= 0)
         close(c->fd);
     c->fd = -1;
@@ -679,7 +717,8 @@ static bool conn_turn(struct tcp_conn *c)
         c->w->base.events.on_error(c->base.user, c->error);
         return true;
     }
-    return c->state == TCP_OPEN && !c->error && conn_write(c);
+    bool any = c->has_more && !c->error && conn_read(c);
+    return any | (c->state == TCP_OPEN && !c->error && conn_write(c));
 }
 
 /* Frees connections that are closed and not with names.h. It does nothing while done callbacks are due:
@@ -731,15 +770,14 @@ static int tcp_arm(struct wire *base)
         return 0;
     for (const struct tcp_conn *c = w->conns; c; c = c->next)
         if ((c->is_closing && c->state != TCP_RESOLVING) || (c->error && !c->error_told) ||
-            (c->outs.first && !c->is_blocked))
+            (c->has_more && !c->error) || (c->outs.first && !c->is_blocked && !c->awaits_input))
             return 0;
     return w->resume_ns ? PAUSE_MS : -1;
 }
 
 static void tcp_transport(struct wire_conn *c, char *out, uint32_t out_bytes)
 {
-    (void)c;
-    snprintf(out, out_bytes, "tcp");
+    snprintf(out, out_bytes, conn_of(c)->w->tls ? "tcp+tls" : "tcp");
 }
 
 /* ------------------------------------------------------------- open and free */
@@ -752,6 +790,7 @@ static void tcp_free(struct wire *base)
     for (struct tcp_conn *c = w->conns, *next; c; c = next) {
         next = c->next;
         assert(!c->base.user);
+        tcp_tls_end(c->tls);
         if (c->fd >= 0)
             close(c->fd);
         free(c);
@@ -763,6 +802,7 @@ static void tcp_free(struct wire *base)
     for (struct landing *l; (l = SLIST_FIRST(&w->landings)); free(l))
         SLIST_REMOVE_HEAD(&w->landings, in_wire);
     mailbox_fini(&w->resolved);
+    tcp_tls_close(w->tls);
     free(w);
 }
 
@@ -807,6 +847,7 @@ enum td_status wire_tcp_open(const struct wire_config *config, struct wire **out
     struct tcp_wire *w = mem_zalloc(sizeof(*w));
     w->base = (struct wire){.ops = &OPS, .events = config->events, .log = config->log};
     w->listen_fd = -1;
+    w->tls = config->encrypt ? tcp_tls_open(config->encrypt) : NULL;
     clock_init_real(&w->clock);
     w->ended.tail = &w->ended.first;
     w->names = names_open();

@@ -891,7 +891,7 @@ enum td_status wire_ucx_open(const struct wire_config *config, struct wire **out
     mailbox_init(&w->jobs);
     mailbox_init(&w->results);
     w->wrap.base.fd = epoll_create1(EPOLL_CLOEXEC);
-    enum td_status s = wire_ucx_check(w->list, config->is_trusted_network, error_out);
+    enum td_status s = wire_ucx_check(w->list, config->is_trusted_network, config->encrypt, error_out);
     if (!s && w->wrap.base.fd < 0)
         s = td_fail(error_out, TD_ERR_IO, "no epoll descriptor: %s", strerror(errno));
     s = s ? s : open_both(w, config, error_out);

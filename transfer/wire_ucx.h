@@ -22,7 +22,7 @@ enum { WIRE_UCX_SHM = 1, WIRE_UCX_NETWORKS = 2 };
 /* list: as UCX_TLS. Names that are not known here count as networks. */
 uint16_t wire_ucx_usable(const char *list);
 /* TD_ERR_INVALID: the list has a network transport, and the network is not trusted. */
-enum td_status wire_ucx_check(const char *list, bool is_trusted_network, struct td_error *error_out);
+enum td_status wire_ucx_check(const char *list, bool is_trusted_network, bool encrypts, struct td_error *error_out);
 
 /* transports: as UCX_TLS. device: network device, as in UCX_NET_DEVICES. The caller frees *out with
  * ucp_cleanup. */

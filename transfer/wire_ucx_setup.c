@@ -123,18 +123,24 @@ uint16_t wire_ucx_usable(const char *list)
     return usable;
 }
 
-enum td_status wire_ucx_check(const char *list, bool is_trusted_network, struct td_error *error_out)
+enum td_status wire_ucx_check(const char *list, bool is_trusted_network, bool encrypts, struct td_error *error_out)
 {
     const char *at = list, *name;
     size_t len;
     uint16_t flag;
-    while (next_name(&at, &name, &len, &flag))
+    while (next_name(&at, &name, &len, &flag)) {
         if (flag & WIRE_UCX_NETWORKS && !is_trusted_network)
             return td_fail(
                 error_out, TD_ERR_INVALID,
                 "--transports %s: whoever reaches UCX's transport %.*s can write into this process's memory; "
                 "it needs --trusted-network",
                 list, (int)len, name);
+        if (flag & WIRE_UCX_NETWORKS && encrypts)
+            return td_fail(
+                error_out, TD_ERR_INVALID,
+                "--kv-encrypt: UCX's transport %.*s of --transports %s does not encrypt; leave one of them out",
+                (int)len, name, list);
+    }
     return TD_OK;
 }
 

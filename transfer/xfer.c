@@ -200,6 +200,8 @@ static enum td_status check_config(const struct xfer_config *config, struct td_e
 {
     if (!config->layout || !config->clock || !config->name || !config->incarnation)
         return td_fail(error_out, TD_ERR_INVALID, "xfer: layout, clock, name and incarnation are needed");
+    if (config->encrypts && !secret_is_set(config->secret))
+        return td_fail(error_out, TD_ERR_INVALID, "--kv-encrypt: needs the cluster secret (--secret, --secret-file)");
     return kv_layout_check(config->layout, error_out);
 }
 
@@ -284,6 +286,7 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
                             .reached_at = config->reached_at,
                             .transports = x->config.transports,
                             .is_trusted_network = config->is_trusted_network,
+                            .encrypt = config->encrypts ? config->secret : NULL,
                             .arena = config->arena,
                             .arena_bytes = config->arena_bytes,
                             .arena_fd = config->arena_fd,

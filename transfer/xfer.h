@@ -101,6 +101,7 @@ struct xfer_config {
     bool is_trusted_network;
     uint64_t incarnation;           /* of this process; not 0 */
     struct secret *secret;          /* the cluster secret; borrowed; NULL: none */
+    bool encrypts;                  /* what goes over TCP is encrypted, by the secret; peers must do the same */
     const struct kv_layout *layout; /* copied by xfer_open */
     void *arena; /* the pool's memory, in which all pages lie: borrowed, mapped and registered once */
     uint64_t arena_bytes;

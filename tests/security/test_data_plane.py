@@ -77,5 +77,43 @@ def test_bytes_of_strangers_end_nothing_where_ucx_is_asked_for():
     attacked("ucx")
 
 
+def transferred(secret_args=(), **kw):
+    """(tokens, name of the transport) of a request whose pages go from the prefill to the decode worker."""
+    asked = {"id": "1", "prompt_ids": list(range(1, 200)), "max_tokens": 16, "temperature": 0}
+    with Cluster(plan="split", worker_args=["--transports", "tcp", *secret_args], **kw) as c:
+        answer = c.generate([asked])["1"]
+        assert "error" not in answer, answer
+        c.audit()
+        return answer["token_ids"], {w["transport"] for w in c.status()["workers"]}
+
+
+@test
+def test_encrypted_pages_give_the_same_tokens():
+    plain, transport = transferred()
+    assert transport == {"tcp"}, transport
+    encrypted, transport = transferred(["--kv-encrypt"])
+    assert transport == {"tcp+tls"} and encrypted == plain, (transport, encrypted, plain)
+
+
+@test
+def test_who_encrypts_and_who_does_not_find_out_at_once_and_say_so():
+    for role in ("prefill", "decode"):
+        with Cluster(plan="auto", worker_args=["--transports", "tcp"], roles_args={role: ["--kv-encrypt"]}) as c:
+            def logs():
+                return "".join(c.log(w.name) for w in c.workers)
+            wait_until(lambda: logs().count("--kv-encrypt") >= 2, 5, logs)
+            assert "a peer encrypts its transfers (--kv-encrypt), this process does not" in logs() or \
+                "both sides need --kv-encrypt, and the same secret" in logs()
+            wait_until(lambda: any(w["unreached"] for w in c.status()["workers"]), 5, c.status)
+            answer = c.generate([{"id": "1", "prompt_ids": [1, 2, 3], "max_tokens": 4}])["1"]  # in one worker
+            assert "error" not in answer, answer
+    for words, said in ((["--kv-encrypt"], "needs the cluster secret"),
+                        (["--kv-encrypt", "--secret", "a", "--transports", "rc,tcp", "--trusted-network"],
+                         "does not encrypt")):
+        program = [os.path.join(BUILD, "decode", "tandem-decode"), "--model", DEMO, "--listen", "127.0.0.1:0"]
+        out = subprocess.run([*program, *words], capture_output=True, text=True, timeout=60 * SLOW)
+        assert out.returncode == 2 and said in out.stderr, out
+
+
 if __name__ == "__main__":
     sys.exit(main())

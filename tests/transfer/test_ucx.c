@@ -22,11 +22,14 @@ START_TEST(test_ucx_networks_need_trust)
                  {"cuda_ipc,posix", NULL}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         struct td_error e = {""};
-        enum td_status s = wire_ucx_check(CASES[i].list, false, &e);
+        enum td_status s = wire_ucx_check(CASES[i].list, false, false, &e);
         ck_assert_msg(s == (CASES[i].named ? TD_ERR_INVALID : TD_OK), "%s", CASES[i].list);
         ck_assert_msg(!CASES[i].named || (strstr(e.text, "--trusted-network") && strstr(e.text, CASES[i].named)), "%s",
                       e.text);
-        ck_assert_int_eq(wire_ucx_check(CASES[i].list, true, &e), TD_OK);
+        ck_assert_int_eq(wire_ucx_check(CASES[i].list, true, false, &e), TD_OK);
+        s = wire_ucx_check(CASES[i].list, true, true, &e); /* none of them encrypts */
+        ck_assert_msg(s == (CASES[i].named ? TD_ERR_INVALID : TD_OK), "%s", CASES[i].list);
+        ck_assert_msg(!s || strstr(e.text, "--kv-encrypt"), "%s", e.text);
     }
 }
 END_TEST

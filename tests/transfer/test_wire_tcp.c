@@ -1,9 +1,11 @@
 /*
- * The TCP transport by itself: two wires of this process, or a wire and a socket that sends arbitrary bytes.
- * Frames arrive whole and in order, however they are cut, and payloads land where they should. Bytes that are
- * no frame, come too early or never come cost one connection.
+ * The TCP transport by itself: two wires of this process, or a wire and a socket that sends arbitrary
+ * bytes. Frames arrive whole and in order, however they are cut, and payloads land where they should. Bytes
+ * that are no frame, come too early or never come cost one connection. The same with TLS; and what is not
+ * said with the secret, or is changed on its way, ends the connection.
  */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -15,6 +17,7 @@
 #include "base/endian.h"
 #include "base/mem.h"
 #include "base/random.h"
+#include "base/secret.h"
 #include "tests/tap.h"
 #include "transfer/wire.h"
 
@@ -40,6 +43,8 @@ struct side {
 };
 
 static struct side sides[2];
+static struct secret *encrypt[2]; /* by side; NULL: plain */
+static void (*between)(void);     /* what else happens in a turn; NULL: nothing */
 
 static uint64_t wall_ns(void)
 {
@@ -118,6 +123,7 @@ static void side_open(struct side *s, bool listens)
 {
     static const struct log LOG = {.who = "test", .level = LOG_ERROR};
     const struct wire_config c = {.listen = listens ? "127.0.0.1:0" : NULL,
+                                  .encrypt = encrypt[s - sides],
                                   .log = &LOG,
                                   .events = {.user = s,
                                              .on_accept = on_accept,
@@ -136,6 +142,8 @@ static bool turn(void)
     bool any = false;
     for (int i = 0; i < 2; i++)
         any |= sides[i].wire && wire_progress(sides[i].wire);
+    if (between)
+        between();
     return any;
 }
 
@@ -162,6 +170,36 @@ static void pair_open(void)
     struct end *e = &sides[1].ends[0];
     e->conn = wire_connect(sides[1].wire, sides[0].wire->address, 0, e);
     UNTIL(e->is_open && sides[0].n_ends);
+    if (!encrypt[0])
+        return;
+    wire_send(e->conn, "", 0, NULL, 0, NULL, NULL); /* makes the handshake */
+    UNTIL(sides[0].ends[0].n_messages);
+    wire_send(sides[0].ends[0].conn, "", 0, NULL, 0, NULL, NULL);
+    UNTIL(e->n_messages);
+    e->n_messages = sides[0].ends[0].n_messages = 0;
+}
+
+static struct secret *make_secret(const char *text)
+{
+    struct secret *s = NULL;
+    struct td_error e;
+    ck_assert_int_eq(secret_open(text, NULL, NULL, &s, &e), TD_OK);
+    return s;
+}
+
+/* Each test runs plain, and with TLS. */
+static void choose_tls(bool with_tls)
+{
+    encrypt[0] = with_tls ? make_secret("a secret of the test") : NULL;
+    encrypt[1] = with_tls ? make_secret("a secret of the test") : NULL;
+}
+
+static void forget_tls(void)
+{
+    for (int i = 0; i < 2; i++) {
+        secret_close(encrypt[i]);
+        encrypt[i] = NULL;
+    }
 }
 
 static void side_close(struct side *s)
@@ -257,9 +295,10 @@ START_TEST(test_tcp_payloads_land_and_messages_between_them_keep_their_order)
     uint64_t total = 0;
     for (uint64_t i = 0; i < (uint64_t)PAYLOADS * LEN_MAX / 8; i++)
         ((uint64_t *)(void *)from)[i] = random_mix(i);
+    choose_tls(_i / 2);
     pair_open();
     struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
-    bool is_refusing = a->is_refusing = _i;
+    bool is_refusing = a->is_refusing = _i % 2;
     a->landing = to;
     memset(n_done, 0, sizeof(n_done));
     for (uint32_t i = 0; i < PAYLOADS; i++) {
@@ -277,6 +316,7 @@ START_TEST(test_tcp_payloads_land_and_messages_between_them_keep_their_order)
     ck_assert(is_refusing || !memcmp(from, to, total));
     side_close(&sides[1]);
     side_close(&sides[0]);
+    forget_tls();
     free(from);
     free(to);
 }
@@ -400,6 +440,7 @@ START_TEST(test_tcp_close_ends_what_is_under_way_once)
 {
     enum { LEN = 256 << 20 };
     uint8_t *from = mem_array(LEN, 1), *to = mem_array(LEN, 1);
+    choose_tls(_i / 2);
     pair_open();
     struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
     a->landing = to;
@@ -407,7 +448,7 @@ START_TEST(test_tcp_close_ends_what_is_under_way_once)
     for (int i = 0; i < 4; i++)
         wire_send(b->conn, "h", 1, from + (uint64_t)i * LEN / 4, LEN / 4, count_done, NULL);
     UNTIL(a->n_messages);
-    struct end *closes = _i ? a : b, *hears = _i ? b : a;
+    struct end *closes = _i % 2 ? a : b, *hears = _i % 2 ? b : a;
     wire_close(closes->conn);
     UNTIL(closes->is_closed && hears->n_errors);
     ck_assert_uint_eq(closes->n_errors, 0);
@@ -422,6 +463,7 @@ START_TEST(test_tcp_close_ends_what_is_under_way_once)
     turns_for(20 * NS_PER_MS);
     side_close(&sides[1]);
     side_close(&sides[0]);
+    forget_tls();
     free(from);
     free(to);
 }
@@ -429,6 +471,7 @@ END_TEST
 
 START_TEST(test_tcp_what_was_said_before_a_close_is_heard)
 {
+    choose_tls(_i);
     for (int round = 0; round < 200; round++) {
         pair_open();
         struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
@@ -441,6 +484,190 @@ START_TEST(test_tcp_what_was_said_before_a_close_is_heard)
         ck_assert_uint_eq(a->n_messages, 1);
         side_close(&sides[1]);
         side_close(&sides[0]);
+    }
+    forget_tls();
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------- TLS */
+
+/* Connects, and says something from both sides. */
+static void meet(void)
+{
+    side_open(&sides[0], true);
+    side_open(&sides[1], false);
+    struct end *e = &sides[1].ends[0];
+    e->conn = wire_connect(sides[1].wire, sides[0].wire->address, 0, e);
+    UNTIL((e->is_open && sides[0].n_ends) || e->n_errors);
+    wire_send(e->conn, "one", 3, NULL, 0, NULL, NULL);
+    wire_send(sides[0].ends[0].conn, "two", 3, NULL, 0, NULL, NULL);
+}
+
+/* a NULL: plain. Nothing that one side says is heard by the other, and both are told soon. */
+START_TEST(test_tcp_who_has_another_secret_or_none_is_heard_by_nobody)
+{
+    static const char *const PAIRS[][2] = {{"a", "b"}, {"a", NULL}, {NULL, "a"}};
+    uint64_t begin = wall_ns();
+    for (int i = 0; i < 2; i++)
+        encrypt[i] = PAIRS[_i][i] ? make_secret(PAIRS[_i][i]) : NULL;
+    meet();
+    struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
+    UNTIL(a->n_errors || b->n_errors);
+    struct end *first = a->n_errors ? a : b, *other = a->n_errors ? b : a;
+    wire_close(first->conn); /* as the protocol does */
+    UNTIL(first->is_closed && other->n_errors);
+    ck_assert_uint_lt(wall_ns() - begin, 2 * NS_PER_S);
+    ck_assert_uint_eq(a->n_messages + b->n_messages, 0);
+    side_close(&sides[1]);
+    side_close(&sides[0]);
+    forget_tls();
+}
+END_TEST
+
+START_TEST(test_tcp_each_accepted_secret_opens_an_encrypted_connection)
+{
+    char path[] = "/tmp/tandem-secrets-XXXXXX";
+    struct td_error e;
+    int fd = mkstemp(path);
+    ck_assert_int_eq(dprintf(fd, "new\nold\n"), 8);
+    close(fd);
+    ck_assert_int_eq(secret_open(NULL, path, NULL, &encrypt[0], &e), TD_OK);
+    encrypt[1] = make_secret(_i ? "old" : "new");
+    meet();
+    UNTIL(sides[0].ends[0].n_messages && sides[1].ends[0].n_messages);
+    side_close(&sides[1]);
+    side_close(&sides[0]);
+    forget_tls();
+    unlink(path);
+}
+END_TEST
+
+START_TEST(test_tcp_bytes_that_are_no_handshake_end_their_connection_alone)
+{
+    static const uint8_t HELLO[] = {0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3, 9, 9, 9};
+    uint8_t noise[5000], prefix[PREFIX];
+    for (size_t i = 0; i < sizeof(noise); i++)
+        noise[i] = (uint8_t)random_at(7, i, 0);
+    choose_tls(true);
+    side_open(&sides[0], true);
+    sides[0].is_trusting = false;
+    put_prefix(prefix, 0, 0);
+    int fds[] = {socket_to(&sides[0]), socket_to(&sides[0]), socket_to(&sides[0])};
+    UNTIL(sides[0].n_ends == 3);
+    ck_assert_int_eq(write(fds[0], noise, sizeof(noise)), sizeof(noise));
+    ck_assert_int_eq(write(fds[1], prefix, sizeof(prefix)), sizeof(prefix));
+    ck_assert_int_eq(write(fds[2], HELLO, sizeof(HELLO)), sizeof(HELLO)); /* and no more: the proof's time ends it */
+    UNTIL(sides[0].ends[0].n_errors + sides[0].ends[1].n_errors >= 2);
+    UNTIL(!turn());
+    ck_assert_int_eq(wire_arm(sides[0].wire), -1); /* it may sleep */
+    close(fds[2]);
+    UNTIL(sides[0].ends[0].n_errors + sides[0].ends[1].n_errors + sides[0].ends[2].n_errors == 3);
+    side_close(&sides[0]);
+    close(fds[0]);
+    close(fds[1]);
+    forget_tls();
+}
+END_TEST
+
+/* Somebody on the path: carries bytes between two sockets, counts them, looks for some, and changes one. */
+static struct {
+    int fds[2];
+    uint64_t n, changes_at; /* UINT64_MAX: none */
+    bool has_seen;          /* the text went by */
+} path;
+static const char SEEN[] = "what nobody on the path may read";
+
+static void carry(void)
+{
+    static uint8_t bytes[1 << 16];
+    for (int i = 0; i < 2; i++) {
+        ssize_t n = recv(path.fds[i], bytes, sizeof(bytes), MSG_DONTWAIT);
+        if (n <= 0)
+            continue;
+        if (path.changes_at >= path.n && path.changes_at < path.n + (uint64_t)n)
+            bytes[path.changes_at - path.n] ^= 0x10;
+        path.n += (uint64_t)n;
+        path.has_seen |= memmem(bytes, (size_t)n, SEEN, sizeof(SEEN) - 1) != NULL;
+        for (ssize_t at = 0, sent; at<n; at += sent> 0 ? sent : 0) {
+            sent = send(path.fds[!i], bytes + at, (size_t)(n - at), MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (sent < 0 && errno != EAGAIN)
+                break;
+            if (sent < 0) /* full: the other side has to read */
+                wire_progress(sides[0].wire), wire_progress(sides[1].wire);
+        }
+    }
+}
+
+/* Connects sides[1] to sides[0] by such a path. */
+static void pair_by_path(uint64_t changes_at)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    char address[32];
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&a, sizeof(a)), 0);
+    ck_assert_int_eq(listen(listener, 1), 0);
+    ck_assert_int_eq(getsockname(listener, (struct sockaddr *)&a, &len), 0);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(a.sin_port));
+    side_open(&sides[0], true);
+    side_open(&sides[1], false);
+    struct end *e = &sides[1].ends[0];
+    e->conn = wire_connect(sides[1].wire, address, 0, e);
+    UNTIL((path.fds[0] = accept(listener, NULL, NULL)) >= 0); /* the wire connects in a turn */
+    path.fds[1] = socket_to(&sides[0]);
+    path.n = 0;
+    path.has_seen = false;
+    path.changes_at = changes_at;
+    close(listener);
+    between = carry;
+    UNTIL(e->is_open && sides[0].n_ends);
+}
+
+static void path_close(void)
+{
+    between = NULL;
+    side_close(&sides[1]);
+    side_close(&sides[0]);
+    close(path.fds[0]);
+    close(path.fds[1]);
+    forget_tls();
+}
+
+START_TEST(test_tcp_somebody_on_the_path_reads_nothing_that_is_encrypted)
+{
+    static uint8_t from[300000], to[300000];
+    choose_tls(_i);
+    memset(from, 7, sizeof(from));
+    memcpy(from + 100000, SEEN, sizeof(SEEN));
+    pair_by_path(UINT64_MAX);
+    sides[0].ends[0].landing = to;
+    wire_send(sides[1].ends[0].conn, "h", 1, from, sizeof(from), NULL, NULL);
+    UNTIL(sides[0].ends[0].n_payloads == 1);
+    ck_assert_mem_eq(from, to, sizeof(from));
+    ck_assert(path.has_seen == !_i);
+    path_close();
+}
+END_TEST
+
+START_TEST(test_tcp_a_bit_that_changes_on_the_path_ends_the_connection)
+{
+    enum { LEN = 64 << 10, ROUNDS = 60 };
+    static uint8_t from[LEN], to[LEN];
+    for (size_t i = 0; i < LEN; i++)
+        from[i] = (uint8_t)random_at(8, i, 0);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        choose_tls(true);
+        memset(to, 0, LEN);
+        pair_by_path(random_at(9, round, 0) % (LEN + 1000)); /* in the handshake, or in what follows */
+        struct end *a = &sides[0].ends[0], *b = &sides[1].ends[0];
+        a->landing = to;
+        wire_send(b->conn, "h", 1, from, LEN, NULL, NULL);
+        UNTIL(a->n_errors || b->n_errors || a->n_payloads);
+        ck_assert_uint_eq(a->n_payloads, 0);
+        ck_assert_uint_gt(a->n_errors + b->n_errors, 0);
+        for (size_t i = 0; i < LEN; i++) /* what has landed is right, and the rest has not */
+            ck_assert_msg(to[i] == from[i] || !to[i], "round %u byte %zu", round, i);
+        path_close();
     }
 }
 END_TEST
@@ -471,13 +698,18 @@ int main(void)
     TCase *tc = tcase_create("tcp");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_tcp_frames_arrive_whole_and_in_order_however_they_are_cut);
-    tcase_add_loop_test(tc, test_tcp_payloads_land_and_messages_between_them_keep_their_order, 0, 2);
+    tcase_add_loop_test(tc, test_tcp_payloads_land_and_messages_between_them_keep_their_order, 0, 4);
     tcase_add_loop_test(tc, test_tcp_what_is_no_frame_ends_its_connection_alone, 0, 4);
     tcase_add_test(tc, test_tcp_the_oldest_strangers_make_room);
     tcase_add_test(tc, test_tcp_without_descriptors_a_connection_is_refused_and_nothing_spins);
     tcase_add_test(tc, test_tcp_that_can_accept_nothing_pauses_and_goes_on);
-    tcase_add_loop_test(tc, test_tcp_close_ends_what_is_under_way_once, 0, 2);
-    tcase_add_test(tc, test_tcp_what_was_said_before_a_close_is_heard);
+    tcase_add_loop_test(tc, test_tcp_close_ends_what_is_under_way_once, 0, 4);
+    tcase_add_loop_test(tc, test_tcp_what_was_said_before_a_close_is_heard, 0, 2);
+    tcase_add_loop_test(tc, test_tcp_who_has_another_secret_or_none_is_heard_by_nobody, 0, 3);
+    tcase_add_loop_test(tc, test_tcp_each_accepted_secret_opens_an_encrypted_connection, 0, 2);
+    tcase_add_test(tc, test_tcp_bytes_that_are_no_handshake_end_their_connection_alone);
+    tcase_add_loop_test(tc, test_tcp_somebody_on_the_path_reads_nothing_that_is_encrypted, 0, 2);
+    tcase_add_test(tc, test_tcp_a_bit_that_changes_on_the_path_ends_the_connection);
     tcase_add_loop_test(tc, test_tcp_what_cannot_be_reached_is_an_error_and_a_close_comes_at_any_time, 0, 5);
     suite_add_tcase(s, tc);
     return tap_main(s);
