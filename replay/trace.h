@@ -76,9 +76,10 @@ struct trace {
     uint64_t n_left_out; /* lines without a prompt token */
 };
 
+/* NULL: the trace has no blocks at all. */
 static inline const uint64_t *trace_blocks(const struct trace *t, const struct trace_request *r)
 {
-    return t->blocks + r->first_block;
+    return t->blocks ? t->blocks + r->first_block : NULL;
 }
 
 const char *trace_format_name(enum trace_format format); /* "mooncake", ... */
