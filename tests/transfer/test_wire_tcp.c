@@ -532,13 +532,13 @@ START_TEST(test_tcp_each_accepted_secret_opens_an_encrypted_connection)
     ck_assert_int_eq(dprintf(fd, "new\nold\n"), 8);
     close(fd);
     ck_assert_int_eq(secret_open(NULL, path, NULL, &encrypt[0], &e), TD_OK);
+    unlink(path);
     encrypt[1] = make_secret(_i ? "old" : "new");
     meet();
     UNTIL(sides[0].ends[0].n_messages && sides[1].ends[0].n_messages);
     side_close(&sides[1]);
     side_close(&sides[0]);
     forget_tls();
-    unlink(path);
 }
 END_TEST
 
