@@ -96,8 +96,8 @@ def test_a_pair_that_can_not_connect_is_found_before_it_is_used():
             c.close()
 
 
-@test
-def test_a_first_request_does_not_pay_for_the_connection():
+def exposed_transfers():
+    """In ms: of the first request between two workers, and of four later ones."""
     c = cluster("split")
     try:
         started(c, "prefill", "prefill-0")
@@ -106,11 +106,19 @@ def test_a_first_request_does_not_pay_for_the_connection():
         wait_until(lambda: states(c) and c.status()["workers"][1]["transport"], 5, lambda: "connected: " + str(c.status()))
         times = [c.generate([dict(ASKED, id="a", prompt_ids=[(i * 37 + j) % 1000 for j in range(300)])])["a"]["timing"]
                  for i in range(5)]
-        exposed = [t["exposed_transfer"] for t in times]
-        print(f"# exposed transfer, ms: first {exposed[0]:.2f}, then {exposed[1:]}")
-        assert exposed[0] < 5 + 2 * max(exposed[1:]), exposed
+        return [t["exposed_transfer"] for t in times]
     finally:
         c.close()
+
+
+@test
+def test_a_first_request_does_not_pay_for_the_connection():
+    for attempt in range(3):  # other programs may take a core for a while
+        first, *later = exposed_transfers()
+        print(f"# exposed transfer, ms: first {first:.2f}, then {later}")
+        if first < 5 + 2 * max(later):
+            return
+    raise AssertionError("the first request paid for the connection, each time")
 
 
 @contextlib.contextmanager
