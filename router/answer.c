@@ -71,7 +71,8 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
         events[i].top_logprobs = t->top_logprobs;
         list[i] = &events[i];
     }
-    m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
+    if (upto > q->shown) /* q->text.data is NULL while there is no text */
+        m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
     if (q->p.want_ids || q->p.want_logprobs || q->p.sampling.top_logprobs) {
         m.n_tokens = count;
         m.tokens = list;

@@ -44,6 +44,14 @@ void call_read(struct rpc_call *call)
     call->queued_bytes = 0;
 }
 
+void call_forget(struct rpc_call *call)
+{
+    pthread_mutex_lock(&lock);
+    while (call->n_sent)
+        protobuf_c_message_free_unpacked(call->sent[--call->n_sent], NULL);
+    pthread_mutex_unlock(&lock);
+}
+
 /* ---------------------------------------------------------------- every call */
 
 struct rpc_call *rpc_call_ref(struct rpc_call *call)

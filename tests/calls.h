@@ -44,7 +44,8 @@ struct rpc_call {
 
 /* A call of a client that reads at once. Free it with rpc_call_unref(). */
 struct rpc_call *call_open(void);
-void call_read(struct rpc_call *call); /* the client takes all that is queued */
+void call_read(struct rpc_call *call);   /* the client takes all that is queued */
+void call_forget(struct rpc_call *call); /* frees the list of sent messages: it begins anew */
 
 /* Calls a method of the server that listens on the address. Free the call with rpc_call_unref(). */
 struct rpc_call *call_to(const char *address, const char *path);

@@ -2,9 +2,12 @@
  * Fuzz targets, one for each program (-DTARGET=...). For any bytes a parser must return a status, read
  * nothing outside of them, and leak nothing. Run with libFuzzer: build/tests/fuzz/fuzz_NAME -runs=10000000.
  */
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "model/adapter.h"
 #include "model/config.h"
@@ -80,6 +83,54 @@ static void tensors(const uint8_t *data, size_t size)
         if ((const uint8_t *)t->data < data || (const uint8_t *)t->data + t->len_bytes > data + size)
             abort();
     }
+    safetensors_close(s);
+}
+
+static char shards_dir[] = "/tmp/tandem-fuzz-XXXXXX";
+static const char *const SHARD_FILES[] = {"a.safetensors", "b.safetensors", "model.safetensors.index.json"};
+
+static void shards_remove(void)
+{
+    char path[128];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof(path), "%s/%s", shards_dir, SHARD_FILES[i]);
+        unlink(path);
+    }
+    rmdir(shards_dir);
+}
+
+static void shards_write(const char *name, const void *data, size_t size)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/%s", shards_dir, name);
+    FILE *f = fopen(path, "w");
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f))
+        abort();
+}
+
+/* Input: model.safetensors.index.json, beside two shards. */
+static void shards(const uint8_t *data, size_t size)
+{
+    static bool is_made;
+    struct safetensors *s = NULL;
+    if (!is_made) {
+        if (!mkdtemp(shards_dir))
+            abort();
+        is_made = true;
+        atexit(shards_remove);
+        for (int i = 0; i < 2; i++) {
+            char file[80] = {56};
+            snprintf(file + 8, sizeof(file) - 8, "{\"%c\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}  ",
+                     "ab"[i]);
+            shards_write(SHARD_FILES[i], file, 8 + 56 + 4);
+        }
+    }
+    shards_write(SHARD_FILES[2], data, size);
+    if (safetensors_open_dir(shards_dir, &s, NULL))
+        return;
+    for (uint32_t i = 0; i < safetensors_count(s); i++)
+        if (safetensors_at(s, i)->len_bytes != 4)
+            abort();
     safetensors_close(s);
 }
 
@@ -228,7 +279,7 @@ static void profile(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,    layout, tensors, config,
+    void (*const all[])(const uint8_t *, size_t) = {events,  store_msg, block,    layout, tensors, shards, config,
                                                     adapter, tokenizer, template, trace,  report,  profile};
     (void)all; /* each program uses only one of them */
     TARGET(data, size);
