@@ -1,5 +1,5 @@
-"""What attacks need beside a cluster: memory of processes, keys, and three hosts on one machine."""
-import os, shutil, subprocess
+"""What attacks need beside a cluster: memory of processes, keys, certificates, three hosts on one machine."""
+import contextlib, os, shutil, subprocess, tempfile
 from harness import *
 
 LONG = os.environ.get("TANDEM_LONG") in ("security", "all")
@@ -26,6 +26,49 @@ def make_key(path, tenant, **limits):
     with open(path, "w") as f:
         json.dump(keys, f)
     return out.stdout.strip()
+
+
+CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+
+class Authority:
+    """A CA and what it signs, as files of a directory."""
+
+    def __init__(self, dir, name):
+        self.dir, self.name = dir, name
+        self.openssl("req", "-x509", *CURVE, "-days", "2", "-subj", "/CN=" + name, "-keyout", self.path("key"),
+                     "-out", self.path("pem"))
+
+    @property
+    def pem(self):
+        return self.path("pem")
+
+    def path(self, what):
+        return os.path.join(self.dir, f"{self.name}.{what}")
+
+    def openssl(self, *args):
+        done = subprocess.run(["openssl", *args], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def sign(self, name, days="1", names="IP:127.0.0.1,DNS:localhost"):
+        """(certificate, key), anew each time."""
+        at = os.path.join(self.dir, name)
+        self.openssl("req", *CURVE, "-subj", "/CN=" + name, "-keyout", at + ".key", "-out", at + ".csr")
+        with open(at + ".ext", "w") as f:
+            f.write(f"subjectAltName={names}\n")
+        self.openssl("x509", "-req", "-in", at + ".csr", "-CA", self.path("pem"), "-CAkey", self.path("key"),
+                     "-CAcreateserial", "-days", days, "-extfile", at + ".ext", "-out", at + ".pem")
+        return at + ".pem", at + ".key"
+
+
+@contextlib.contextmanager
+def authorities():
+    with tempfile.TemporaryDirectory() as d:
+        yield Authority(d, "ours"), Authority(d, "theirs")
+
+
+def words(pair, ca=None):
+    return ["--tls-cert", pair[0], "--tls-key", pair[1], *(["--tls-ca", ca] if ca else [])]
 
 
 LINKS = {("attacker", "router"): "10.214.1", ("attacker", "workers"): "10.214.2", ("router", "workers"): "10.214.3"}

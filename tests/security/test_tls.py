@@ -5,50 +5,9 @@ sys.path.insert(0, os.path.dirname(__file__))
 import h2
 from harness import *
 from client import Client, grpc, pb, request
-from lab import LONG, make_key, memory
+from lab import LONG, authorities, make_key, memory, words
 
-CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 ASKED = request(ids=list(range(1, 40)), max_tokens=16, stopping__ignore_eos=True)
-
-
-class Authority:
-    """A CA and what it signs, as files of a directory."""
-
-    def __init__(self, dir, name):
-        self.dir, self.name = dir, name
-        self.openssl("req", "-x509", *CURVE, "-days", "2", "-subj", "/CN=" + name, "-keyout", self.path("key"),
-                     "-out", self.path("pem"))
-
-    @property
-    def pem(self):
-        return self.path("pem")
-
-    def path(self, what):
-        return os.path.join(self.dir, f"{self.name}.{what}")
-
-    def openssl(self, *args):
-        done = subprocess.run(["openssl", *args], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    def sign(self, name, days="1", names="IP:127.0.0.1,DNS:localhost"):
-        """(certificate, key), anew each time."""
-        at = os.path.join(self.dir, name)
-        self.openssl("req", *CURVE, "-subj", "/CN=" + name, "-keyout", at + ".key", "-out", at + ".csr")
-        with open(at + ".ext", "w") as f:
-            f.write(f"subjectAltName={names}\n")
-        self.openssl("x509", "-req", "-in", at + ".csr", "-CA", self.path("pem"), "-CAkey", self.path("key"),
-                     "-CAcreateserial", "-days", days, "-extfile", at + ".ext", "-out", at + ".pem")
-        return at + ".pem", at + ".key"
-
-
-@contextlib.contextmanager
-def authorities():
-    with tempfile.TemporaryDirectory() as d:
-        yield Authority(d, "ours"), Authority(d, "theirs")
-
-
-def words(pair, ca=None):
-    return ["--tls-cert", pair[0], "--tls-key", pair[1], *(["--tls-ca", ca] if ca else [])]
 
 
 def read(path):
