@@ -22,6 +22,17 @@
 
 enum { PIECE_BYTES = 16384, PIECES_A_TURN = 16, EVENTS_A_TURN = 64, FILES = 3 };
 #define LAST_BYTES_NS NS_PER_S /* how long what is unsent has at the end */
+/* Between the begins of two turns. The tokens of a decode step are as many messages within less than a
+ * millisecond: a turn for each of them costs more than encrypting them all. */
+#define PACE_NS       (NS_PER_MS / 2)
+
+struct side { /* one of a link's two descriptors */
+    struct rpc_tls_link *link;
+    int fd;
+    bool is_readable; /* there may be something to read, or the end: an event said so */
+    bool hangs_up;    /* the other end will send nothing more */
+    bool wants_out;   /* events tell when it can be written to */
+};
 
 struct way {       /* one direction */
     uint8_t *kept; /* read, and not taken by the other side yet; NULL: nothing */
@@ -34,8 +45,8 @@ struct rpc_tls_link {
     TAILQ_ENTRY(rpc_tls_link) in_ready;
     bool is_ready; /* has work left that no event will tell of */
     SSL *ssl;
-    int outer, inner;   /* the connection; our end of the pair */
-    struct way in, out; /* to gRPC; to the client */
+    struct side outer, inner; /* the connection; our end of the pair */
+    struct way in, out;       /* to gRPC; to the client */
 };
 
 struct rpc_tls {
@@ -172,8 +183,8 @@ void rpc_tls_refresh(struct rpc_tls *t)
 struct rpc_tls_link *rpc_tls_accept(struct rpc_tls *t, int fd)
 {
     struct rpc_tls_link *l = mem_zalloc(sizeof(*l));
-    l->outer = fd;
-    l->inner = -1;
+    l->outer = (struct side){.link = l, .fd = fd};
+    l->inner = (struct side){.link = l, .fd = -1};
     l->ssl = SSL_new(t->context);
     if (!l->ssl || SSL_set_fd(l->ssl, fd) != 1)
         abort(); /* no memory */
@@ -192,8 +203,8 @@ void rpc_tls_drop(struct rpc_tls_link *l)
     forget(&l->in);
     forget(&l->out);
     SSL_free(l->ssl);
-    if (l->inner >= 0)
-        close(l->inner);
+    if (l->inner.fd >= 0)
+        close(l->inner.fd);
     free(l);
 }
 
@@ -219,10 +230,21 @@ enum rpc_tls_step rpc_tls_greet(struct rpc_tls_link *l, char *out, int n_bytes, 
     return RPC_TLS_FAILED;
 }
 
-static void watch(struct rpc_tls *t, int fd, struct rpc_tls_link *l)
+static void watch(struct rpc_tls *t, struct side *side, int operation)
 {
-    struct epoll_event e = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = l};
-    epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+    uint32_t out = side->wants_out ? EPOLLOUT : 0;
+    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET | out, .data.ptr = side};
+    epoll_ctl(t->epoll_fd, operation, side->fd, &e);
+}
+
+/* Only a side that blocks is watched for room: gRPC's end would tell each time that gRPC has read. Changing
+ * what is watched tells of room that there is already. */
+static void want_out(struct rpc_tls *t, struct side *side, bool wants)
+{
+    if (side->wants_out == wants)
+        return;
+    side->wants_out = wants;
+    watch(t, side, EPOLL_CTL_MOD);
 }
 
 static void wake(struct rpc_tls *t)
@@ -239,7 +261,10 @@ int rpc_tls_hand_over(struct rpc_tls *t, struct rpc_tls_link *l, uint32_t max_un
         return -1;
     if (unsent)
         setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &unsent, sizeof(unsent));
-    l->inner = pair[0];
+    l->inner.fd = pair[0];
+    /* One call reads a record, not two. Only from now on: a client that does not speak TLS learns it by the
+     * reset for what was not read. */
+    SSL_set_read_ahead(l->ssl, 1);
     pthread_mutex_lock(&t->lock);
     LIST_INSERT_HEAD(&t->fresh, l, in_tls);
     pthread_mutex_unlock(&t->lock);
@@ -253,7 +278,8 @@ int rpc_tls_hand_over(struct rpc_tls *t, struct rpc_tls_link *l, uint32_t max_un
 static int read_outer(struct rpc_tls_link *l, uint8_t *bytes, int n)
 {
     ERR_clear_error();
-    int got = SSL_read(l->ssl, bytes, n);
+    int got = SSL_read(l->ssl, bytes, n); /* of one record: another may follow */
+    l->outer.is_readable = got > 0;
     return got > 0 ? got : waits(l->ssl, got) ? 0 : -1;
 }
 
@@ -266,13 +292,18 @@ static int write_outer(struct rpc_tls_link *l, uint8_t *bytes, int n)
 
 static int read_inner(struct rpc_tls_link *l, uint8_t *bytes, int n)
 {
-    ssize_t got = read(l->inner, bytes, (size_t)n);
-    return got > 0 ? (int)got : got < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+    ssize_t got;
+    do
+        got = read(l->inner.fd, bytes, (size_t)n);
+    while (got < 0 && errno == EINTR);
+    /* Less than asked for was all, and an event tells of more; but of an end that came with it none does. */
+    l->inner.is_readable = got == n || (got > 0 && l->inner.hangs_up);
+    return got > 0 ? (int)got : got < 0 && errno == EAGAIN ? 0 : -1;
 }
 
 static int write_inner(struct rpc_tls_link *l, uint8_t *bytes, int n)
 {
-    ssize_t done = send(l->inner, bytes, (size_t)n, MSG_NOSIGNAL);
+    ssize_t done = send(l->inner.fd, bytes, (size_t)n, MSG_NOSIGNAL);
     return done >= 0 ? (int)done : errno == EAGAIN || errno == EINTR ? 0 : -1;
 }
 
@@ -292,11 +323,12 @@ static bool write_kept(struct rpc_tls_link *l, struct way *w, mover *writes)
 
 /* Moves one piece. scratch has PIECE_BYTES; only what the other side does not take is kept, so that a
  * connection at rest has no buffer. True: something moved. */
-static bool move(struct rpc_tls_link *l, struct way *w, mover *reads, mover *writes, uint8_t *scratch)
+static bool move(struct rpc_tls_link *l, struct way *w, const struct side *from, mover *reads, mover *writes,
+                 uint8_t *scratch)
 {
     if (w->kept)
         return write_kept(l, w, writes);
-    if (w->is_over)
+    if (w->is_over || !from->is_readable)
         return false;
     int n = reads(l, scratch, PIECE_BYTES);
     w->is_over = n < 0;
@@ -310,6 +342,14 @@ static bool move(struct rpc_tls_link *l, struct way *w, mover *reads, mover *wri
     return true;
 }
 
+static void make_ready(struct rpc_tls *t, struct rpc_tls_link *l)
+{
+    if (l->is_ready)
+        return;
+    l->is_ready = true;
+    TAILQ_INSERT_TAIL(&t->ready, l, in_ready);
+}
+
 static void link_free(struct rpc_tls *t, struct rpc_tls_link *l)
 {
     LIST_REMOVE(l, in_tls);
@@ -317,7 +357,7 @@ static void link_free(struct rpc_tls *t, struct rpc_tls_link *l)
         TAILQ_REMOVE(&t->ready, l, in_ready);
     ERR_clear_error();
     SSL_shutdown(l->ssl); /* says goodbye if it can at once */
-    close(l->outer);
+    close(l->outer.fd);
     rpc_tls_drop(l);
 }
 
@@ -330,16 +370,18 @@ static void carry(struct rpc_tls *t, struct rpc_tls_link *l)
 {
     bool moved = true;
     for (int i = 0; i < PIECES_A_TURN && moved; i++) {
-        moved = move(l, &l->out, read_inner, write_outer, t->scratch);
-        moved |= move(l, &l->in, read_outer, write_inner, t->scratch);
+        moved = move(l, &l->out, &l->inner, read_inner, write_outer, t->scratch);
+        moved |= move(l, &l->in, &l->outer, read_outer, write_inner, t->scratch);
     }
     bool is_over = (l->in.is_over && !l->in.kept) || (l->out.is_over && !l->out.kept);
     if (is_over) {
         link_free(t, l);
-    } else if (moved && !l->is_ready) {
-        l->is_ready = true;
-        TAILQ_INSERT_TAIL(&t->ready, l, in_ready);
+        return;
     }
+    want_out(t, &l->outer, l->out.kept || SSL_want_write(l->ssl));
+    want_out(t, &l->inner, l->in.kept);
+    if (moved)
+        make_ready(t, l);
 }
 
 static void take_fresh(struct rpc_tls *t)
@@ -352,10 +394,10 @@ static void take_fresh(struct rpc_tls *t)
     while ((l = LIST_FIRST(&t->fresh))) {
         LIST_REMOVE(l, in_tls);
         LIST_INSERT_HEAD(&t->links, l, in_tls);
-        l->is_ready = true; /* content may have come with the handshake */
-        TAILQ_INSERT_TAIL(&t->ready, l, in_ready);
-        watch(t, l->outer, l);
-        watch(t, l->inner, l);
+        l->outer.is_readable = true; /* content may have come with the handshake */
+        make_ready(t, l);
+        watch(t, &l->outer, EPOLL_CTL_ADD);
+        watch(t, &l->inner, EPOLL_CTL_ADD);
     }
     pthread_mutex_unlock(&t->lock);
 }
@@ -372,22 +414,37 @@ static void carry_ready(struct rpc_tls *t)
     }
 }
 
+/* Waits until PACE_NS after the last turn, unless links have work left. */
+static void pace(struct rpc_tls *t, uint64_t last_ns)
+{
+    uint64_t past = clock_now(&t->clock) - last_ns;
+    const struct timespec rest = {.tv_nsec = (long)(PACE_NS - past)};
+    if (past < PACE_NS && TAILQ_EMPTY(&t->ready))
+        nanosleep(&rest, NULL);
+}
+
 static void *run(void *arg)
 {
     struct rpc_tls *t = arg;
-    uint64_t end_ns = 0;
+    uint64_t end_ns = 0, turn_ns = 0;
     for (;;) {
         struct epoll_event events[EVENTS_A_TURN];
+        pace(t, turn_ns);
         int n = epoll_wait(t->epoll_fd, events, EVENTS_A_TURN, TAILQ_EMPTY(&t->ready) ? (end_ns ? 20 : -1) : 0);
-        /* Both descriptors of a link may be among them, and the first may end it: so they are noted first. */
+        turn_ns = clock_now(&t->clock);
+        bool is_woken = false;
+        /* Both sides of a link may be among them, and the first may end it: so they are noted first. */
         for (int i = 0; i < n; i++) {
-            struct rpc_tls_link *l = events[i].data.ptr;
-            if (l && !l->is_ready) {
-                l->is_ready = true;
-                TAILQ_INSERT_TAIL(&t->ready, l, in_ready);
-            }
+            struct side *side = events[i].data.ptr;
+            is_woken |= !side;
+            if (!side)
+                continue;
+            side->is_readable = true;
+            side->hangs_up |= (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+            make_ready(t, side->link);
         }
-        take_fresh(t);
+        if (is_woken)
+            take_fresh(t);
         carry_ready(t);
         if (!atomic_load(&t->stop))
             continue;

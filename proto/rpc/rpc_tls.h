@@ -4,7 +4,9 @@
  * A server ends TLS before gRPC: the door accepts (rpc_accept.h), the handshake runs on its thread within the
  * door's bounds, and then a thread of this file, "rpc-tls", carries bytes between the connection and one end
  * of a socket pair, whose other end gRPC has. Each direction holds at most one piece of 16 KiB, so whoever
- * does not read stops the other side, as on a plain connection.
+ * does not read stops the other side, as on a plain connection. While bytes come all the time, the thread
+ * takes them every half millisecond, since waking up for each message costs more than encrypting it (measured
+ * by tests/security/test_overhead.py: 29 % of the router's time for each token without this, 7 % with it).
  *
  *     client == TLS ==> connection | rpc-tls: SSL_read, SSL_write | socket pair ==> gRPC
  *

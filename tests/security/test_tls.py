@@ -1,5 +1,5 @@
 """TLS on the listeners of gRPC, and mTLS between the processes of a cluster, with certificates by openssl."""
-import os, ssl, sys
+import concurrent.futures, os, ssl, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 import h2
@@ -185,6 +185,27 @@ def test_handshakes_that_are_not_finished_are_ended_and_nothing_leaks():
             wait_until(lambda: files() <= before + 4, 10, lambda: f"{files()} descriptors, {before} before")
             assert SLOW > 1 or memory(c.router) < rss + (32 << 20)
             answer()
+
+
+@test
+def test_a_connection_that_the_server_ends_is_closed_with_its_last_words():
+    # gRPC's last words and its end can be there at once.
+    with authorities() as (ours, _):
+        with Cluster(router_args=words(ours.sign("router"))) as c:
+            files = lambda: len(os.listdir(f"/proc/{c.router.pid}/fd"))
+            before = files()
+            wrong = h2.PREFACE + h2.frame(h2.SETTINGS) + h2.frame(h2.PING, 0, 0, b"1234567")  # one byte is missing
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                def asks(_):
+                    with shake(c.router.address, ours.pem) as s:
+                        s.sendall(wrong)
+                        got = b""
+                        while piece := s.recv(4096):
+                            got += piece
+                        return got
+                all_got = list(pool.map(asks, range(64)))
+            assert all(got[3] == h2.SETTINGS for got in all_got), all_got
+            wait_until(lambda: files() <= before + 2, 10, lambda: f"{files()} descriptors, {before} before")
 
 
 @test
