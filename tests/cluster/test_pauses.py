@@ -46,8 +46,8 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
                 stand_still(processes, seconds)
                 got, errors, replans = answers(flight)
                 print(f"# {who} {seconds} s: {len(errors)} errors, {replans} re-plans", flush=True)
-                assert not errors, (who, seconds, errors[:3])
-                assert got == want and not replans, (who, seconds, replans)
+                assert not errors, (who, seconds, errors[:3], c.log("router"))
+                assert got == want and not replans, (who, seconds, replans, c.log("router"))
                 assert all(w["state"] == "ready" for w in c.status()["workers"])
         assert not c.status()["replans"]
         c.audit()

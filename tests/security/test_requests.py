@@ -72,7 +72,7 @@ def attacked(attack, at="router", most=MOST):
         print(f"# most {(watch.most - before) >> 20} MiB, left {(memory(process) - before) >> 20} MiB; "
               f"other calls: {len(times)}, longest {max(times):.3f} s", flush=True)
         assert SLOW > 1 or watch.most < before + most, f"{(watch.most - before) >> 20} MiB"
-        assert max(times) < 10 * SLOW, max(times)
+        assert max(times) < 20 * SLOW, max(times)
         c.audit()
 
 
