@@ -150,10 +150,11 @@ static void end(void)
 }
 
 /*
- * Steps: a byte (low 3 bits: what; the others: of whom, or how), and for a message a u16 length and its
- * bytes. What: 0 to 2: a worker's message, whose number and transfers are mended first; 3: a client asks;
- * 4: a client leaves; 5: time passes; 6: a worker that was lost begins a stream and proves itself, and its
- * hello is the next message; 7: the same, with its hello.
+ * Input: steps. Each is one byte, and for a message a u16 length and the message's bytes. The low 3 bits of
+ * the byte are the kind of step, the others the number of a worker, a client, or a length. Kinds: 0 to 2: a
+ * worker's message, whose number and transfers are corrected first; 3: a client asks; 4: a client leaves;
+ * 5: time passes; 6: a worker that was lost begins a stream and proves itself, and its hello is the next
+ * message; 7: the same, with its hello.
  */
 static void peer(const uint8_t *data, size_t size)
 {
