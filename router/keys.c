@@ -167,9 +167,10 @@ static bool read_member(const char *name, const json_t *v, struct key_limits *l,
         return read_names(v, &l->loras);
     bool is_pins = !strcmp(name, "pin_blocks");
     if (is_pins || !strcmp(name, "concurrency")) {
-        bool is_good = json_is_integer(v) && read_number(v, is_pins ? 0 : 1, UINT32_MAX - 1, &number);
+        if (!json_is_integer(v) || !read_number(v, is_pins ? 0 : 1, UINT32_MAX - 1, &number))
+            return false;
         *(is_pins ? &l->terms.pin_blocks : &l->concurrency) = (uint32_t)number;
-        return is_good;
+        return true;
     }
     *is_known_out = false;
     return false;
