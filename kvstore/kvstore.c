@@ -429,8 +429,8 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
         reach_xfer(&s->reach, xfer_address(s->xfer), s->xfer_address);
     if (!status && o->metrics_listen)
         status = metrics_http_open(s->metrics, o->metrics_listen, &s->metrics_http, s->metrics_address, e);
-    const struct link_server_config l = {.listen = o->listen,
-                                         .tls = &o->tls,
+    const struct link_server_config l = {.tls = &o->tls,
+                                         .reach = &s->reach,
                                          .secret = s->secret,
                                          .log = &s->log,
                                          .deliver = on_link_mail,
@@ -438,11 +438,9 @@ static enum td_status open_network(struct kvstore *s, struct xfer_hub *hub, stru
                                          .user = s};
     if (!status)
         status = link_server_open(&l, &s->links, e);
-    if (!status)
-        reach_rpc(&s->reach, link_server_address(s->links), s->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
                                        .tls = &o->tls,
-                                       .address = s->rpc_address,
+                                       .address = status ? NULL : link_server_reached(s->links),
                                        .secret = s->secret,
                                        .incarnation = s->incarnation,
                                        .log = &s->log};

@@ -145,8 +145,7 @@ struct kvstore {
     struct link_server *links;
     struct registrar *registrar;
     struct reach_config reach;
-    /* rpc_address and xfer_address are what other processes are told. */
-    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES], xfer_address[REACH_BYTES];
+    char xfer_listen[REACH_BYTES], xfer_address[REACH_BYTES]; /* as in worker/worker_internal.h */
     struct metrics *metrics;
     struct metrics_set *counters;
     struct metrics_http *metrics_http;

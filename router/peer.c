@@ -466,10 +466,6 @@ static uint32_t count_stores(const struct router *r)
     return n;
 }
 
-/*
- * Whether the peer fits this cluster; the error names the first field that differs. The first worker is
- * adopted.
- */
 /* A name is shown on terminals and written to logs: no control characters, neither those of ASCII nor U+0080
  * to U+009F. */
 static bool is_name(const char *text)
@@ -510,6 +506,26 @@ static enum td_status check_values(const Tandem__Worker__V1__WorkerHello *h, con
     return TD_OK;
 }
 
+/* A process that two addresses lead to counts once, and better without somebody between. */
+static enum td_status check_incarnation(const struct peer *p, uint64_t incarnation, struct td_error *e)
+{
+    for (uint32_t i = 0; i < p->router->n_peers; i++) {
+        struct peer *other = p->router->peers[i];
+        if (other == p || other->state != PEER_READY || other->incarnation != incarnation)
+            continue;
+        if (other->is_passed_on && !p->is_passed_on)
+            end_stream(other, "somebody passes its stream on to a worker that is here");
+        else
+            return td_fail(e, TD_ERR_INVALID, "incarnation: this is the process at %s, which is here already",
+                           other->address);
+    }
+    return TD_OK;
+}
+
+/*
+ * Whether the peer fits this cluster; the error names the first field that differs. The first worker is
+ * adopted.
+ */
 static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h, struct kv_layout *layout,
                                   struct td_error *e)
 {
@@ -519,7 +535,9 @@ static enum td_status check_hello(struct peer *p, const Tandem__Worker__V1__Work
         return td_fail(e, TD_ERR_VERSION, "protocol differs: ours %d, theirs %u", LINK_PROTOCOL_VERSION, h->protocol);
     if (!parse_role(h->role, &role) || !h->incarnation)
         return td_fail(e, TD_ERR_PROTOCOL, "role or incarnation is missing");
-    enum td_status s = kv_layout_decode(h->layout.data, h->layout.len, layout, e);
+    enum td_status s = check_incarnation(p, h->incarnation, e);
+    if (!s)
+        s = kv_layout_decode(h->layout.data, h->layout.len, layout, e);
     if (s)
         return s;
     s = check_values(h, layout, role, e);
@@ -598,16 +616,48 @@ static void refuse_peer(struct peer *p, const char *why)
     refuse(p, why);
 }
 
-/* The worker proves the secret first, so that the proof of this side goes to nobody else. */
+/* Another peer at one of these two addresses of a worker. NULL: none. */
+static const struct peer *peer_at(const struct peer *p, const char *address, const char *local)
+{
+    for (uint32_t i = 0; i < p->router->n_peers; i++) {
+        const struct peer *other = p->router->peers[i];
+        if (other != p && other->state != PEER_GONE &&
+            (!strcmp(other->address, address) || (*local && !strcmp(other->reached, local))))
+            return other;
+    }
+    return NULL;
+}
+
+/*
+ * The worker proves the secret first, so that the proof of this side goes to nobody else. It also says where
+ * it is reached. If that is neither the address that was dialled nor the one that the connection was made to,
+ * somebody passes the stream on: a proxy, if this router knows no other way to the worker. Otherwise it may
+ * be anybody who listens at a port that another worker has left.
+ */
 static void on_challenge(struct peer *p, const Tandem__Worker__V1__Challenge *challenge)
 {
     struct router *r = p->router;
     uint8_t proof[SECRET_MAC_BYTES];
-    if (!proof_nonce_read(challenge->nonce, p->said.worker) ||
-        !proof_verify(r->secret, ATTACH_WORKER, &p->said, challenge->proof)) {
+    char address[sizeof(p->address)], local[RPC_PEER_BYTES], reached[RPC_PEER_BYTES], why[sizeof(p->why)];
+    copy_text(address, sizeof(address), challenge->address);
+    copy_text(local, sizeof(local), challenge->local);
+    p->said.address = address;
+    p->said.local = local;
+    bool is_known = proof_nonce_read(challenge->nonce, p->said.worker) &&
+                    proof_verify(r->secret, ATTACH_WORKER, &p->said, challenge->proof);
+    p->said.address = p->said.local = NULL;
+    if (!is_known) {
         refuse_peer(p, "challenge: not by this cluster's secret");
         return;
     }
+    rpc_call_peer(p->call, reached);
+    p->is_passed_on = strcmp(address, p->address) && (!*local || strcmp(local, reached));
+    if (p->is_passed_on && peer_at(p, address, local)) {
+        snprintf(why, sizeof(why), "address: somebody passes this stream on to the worker at %.100s", address);
+        refuse_peer(p, why);
+        return;
+    }
+    snprintf(p->reached, sizeof(p->reached), "%s", p->is_passed_on ? "" : local);
     Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
     Tandem__Worker__V1__Proof answer = TANDEM__WORKER__V1__PROOF__INIT;
     proof_sign(r->secret, ATTACH_ROUTER, &p->said, proof);

@@ -252,14 +252,16 @@ struct peer {
     uint32_t holder; /* its number in the index, in router.peers and in the scheduler */
     char address[128];
     enum peer_state state;
-    struct rpc_client *client;   /* owned; NULL after peer_disconnect() */
-    struct rpc_call *call;       /* its stream, one reference; NULL: none */
-    uint64_t epoch;              /* of the stream: notes with another epoch are dropped */
-    uint64_t retry_ns, heard_ns; /* when to connect again; when its last message came */
-    uint64_t next_event;         /* number of the next block event */
-    struct proof_said said;      /* by hello and challenge of this stream */
-    bool is_proved;              /* it has proved the secret on this stream */
-    uint32_t n_said, n_heard;    /* number of the last message sent, received on this stream */
+    struct rpc_client *client;    /* owned; NULL after peer_disconnect() */
+    struct rpc_call *call;        /* its stream, one reference; NULL: none */
+    uint64_t epoch;               /* of the stream: notes with another epoch are dropped */
+    uint64_t retry_ns, heard_ns;  /* when to connect again; when its last message came */
+    uint64_t next_event;          /* number of the next block event */
+    struct proof_said said;       /* by hello and challenge of this stream */
+    bool is_proved;               /* it has proved the secret on this stream */
+    bool is_passed_on;            /* somebody stands between: the worker is reached at another address */
+    char reached[RPC_PEER_BYTES]; /* to what its last stream was made, IP:PORT; "" on a unix socket, or passed on */
+    uint32_t n_said, n_heard;     /* number of the last message sent, received on this stream */
     /* At unheard_ns this was n_said, and the worker had not received all of it. */
     uint32_t unheard;
     uint64_t unheard_ns; /* 0: the worker has received all messages */

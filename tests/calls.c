@@ -91,10 +91,16 @@ uint64_t rpc_call_connection(const struct rpc_call *call)
     return 1;
 }
 
-void rpc_call_peer(const struct rpc_call *call, char out[RPC_PEER_BYTES])
+void rpc_call_peer(struct rpc_call *call, char out[RPC_PEER_BYTES])
 {
     (void)call;
-    snprintf(out, RPC_PEER_BYTES, "a test");
+    snprintf(out, RPC_PEER_BYTES, "10.0.0.1:7000");
+}
+
+void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES])
+{
+    (void)call;
+    snprintf(out, RPC_PEER_BYTES, "10.0.0.1:7000");
 }
 
 void rpc_call_proved(struct rpc_call *call)

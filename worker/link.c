@@ -49,7 +49,9 @@ struct link_server {
     struct link_server_config config;
     struct rpc_server *rpc;
     struct rpc_method method;
-    /* Guards the list of links: rpc threads change it, the engine and beat threads walk it. */
+    char address[REACH_BYTES]; /* at which routers reach it; under the lock until the server is open */
+    /* Guards the list of links: rpc threads change it, the engine and beat threads walk it. Held while the
+     * server opens: the first streams wait for the address. */
     pthread_mutex_t lock;
     LIST_HEAD(, link) links;
 };
@@ -179,8 +181,9 @@ static void on_open(struct rpc_call *call, void *user)
 /* Answers with a challenge, in which this side proves the secret. */
 static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *hello)
 {
+    struct link_server *s = link->server;
     uint8_t proof[SECRET_MAC_BYTES];
-    char text[80];
+    char text[80], local[RPC_PEER_BYTES];
     if (hello->protocol != LINK_PROTOCOL_VERSION) {
         snprintf(text, sizeof(text), "protocol version differs: this worker speaks %d", LINK_PROTOCOL_VERSION);
         rpc_call_finish(link->call, RPC_FAILED_PRECONDITION, text, 0);
@@ -192,11 +195,19 @@ static void on_hello(struct link *link, const Tandem__Worker__V1__RouterHello *h
     }
     link->said.incarnation = hello->incarnation;
     secret_nonce(link->said.worker);
-    proof_sign(link->server->config.secret, ATTACH_WORKER, &link->said, proof);
+    struct proof_said said = link->said;
+    rpc_call_local(link->call, local);
+    pthread_mutex_lock(&s->lock);
+    said.address = s->address;
+    pthread_mutex_unlock(&s->lock);
+    said.local = local;
+    proof_sign(s->config.secret, ATTACH_WORKER, &said, proof);
     Tandem__Worker__V1__Challenge challenge = TANDEM__WORKER__V1__CHALLENGE__INIT;
     Tandem__Worker__V1__WorkerMessage message = TANDEM__WORKER__V1__WORKER_MESSAGE__INIT;
     challenge.nonce = (ProtobufCBinaryData){sizeof(link->said.worker), link->said.worker};
     challenge.proof = (ProtobufCBinaryData){sizeof(proof), proof};
+    challenge.address = rpc_data(said.address);
+    challenge.local = rpc_data(said.local);
     message.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE;
     message.challenge = &challenge;
     link->is_challenged = true;
@@ -260,8 +271,9 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
     bool is_hello = m->kind_case == TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_HELLO;
     /* The number of a hello is not checked: on_hello() reports another version first. */
     if (m->number != atomic_fetch_add(&link->n_heard, 1) + 1 && !is_hello) {
-        log_warn(link->server->config.log, "stream is unsound: a message is missing or doubled router=%016llx",
-                 (unsigned long long)link->said.incarnation);
+        log_limited(link->server->config.log, LOG_WARN,
+                    "stream is unsound: a message is missing or doubled router=%016llx",
+                    (unsigned long long)link->said.incarnation);
         rpc_call_finish(call, RPC_DATA_LOSS, "number: a message is missing or doubled", 0);
         return;
     }
@@ -314,7 +326,7 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
                             .handlers = {.on_message = on_message, .on_half_close = on_half_close, .on_end = on_end},
                             .on_open = on_open,
                             .must_prove = true};
-    const struct rpc_server_config rpc = {.listen = config->listen,
+    const struct rpc_server_config rpc = {.listen = config->reach->listen,
                                           .tls = config->tls,
                                           .methods = &s->method,
                                           .n_methods = 1,
@@ -324,7 +336,11 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
                                           .faults = config->faults,
                                           .log = config->log,
                                           .user = s};
+    pthread_mutex_lock(&s->lock);
     enum td_status status = rpc_server_open(&rpc, &s->rpc, error_out);
+    if (!status)
+        reach_rpc(config->reach, rpc_server_address(s->rpc), s->address);
+    pthread_mutex_unlock(&s->lock);
     if (status) {
         link_server_close(s);
         return status;
@@ -337,6 +353,11 @@ enum td_status link_server_open(const struct link_server_config *config, struct 
 const char *link_server_address(const struct link_server *s)
 {
     return rpc_server_address(s->rpc);
+}
+
+const char *link_server_reached(const struct link_server *s)
+{
+    return s->address;
 }
 
 void link_server_close(struct link_server *s)

@@ -14,8 +14,9 @@
 #include "base/secret.h"
 #include "proto/rpc/rpc.h"
 #include "worker.pb-c.h"
+#include "worker/reach.h"
 
-enum { LINK_PROTOCOL_VERSION = 2, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
+enum { LINK_PROTOCOL_VERSION = 3, LINK_MAX_MESSAGE_BYTES = 64 << 20 };
 enum { LINK_MAX_STREAMS = 256 }; /* open at once, and those that have not proved themselves make room */
 
 /* Time between two heartbeats, which also acknowledge legs, and the least --silence-ms: a shorter one takes
@@ -36,10 +37,10 @@ struct link_mail { /* the owner frees it with link_mail_free */
 struct link_server;
 
 struct link_server_config {
-    const struct rpc_tls_files *tls; /* borrowed; NULL: plain text */
-    const char *listen;
-    struct secret *secret; /* borrowed; NULL: none */
-    struct faults *faults; /* borrowed; NULL: none */
+    const struct rpc_tls_files *tls;  /* borrowed; NULL: plain text */
+    const struct reach_config *reach; /* where to listen, and what routers are told; borrowed */
+    struct secret *secret;            /* borrowed; NULL: none */
+    struct faults *faults;            /* borrowed; NULL: none */
     const struct log *log;
     /* On an rpc thread. The callee owns the mail and frees it with link_mail_free(). */
     void (*deliver)(void *user, struct link_mail *mail);
@@ -53,7 +54,8 @@ struct link_server_config {
 
 enum td_status link_server_open(const struct link_server_config *config, struct link_server **out,
                                 struct td_error *error_out);
-const char *link_server_address(const struct link_server *s);
+const char *link_server_address(const struct link_server *s); /* at which it listens */
+const char *link_server_reached(const struct link_server *s); /* at which routers reach it (reach_rpc()) */
 /* NULL is fine; LINK_GONE was delivered for every link when it returns. */
 void link_server_close(struct link_server *s);
 

@@ -31,6 +31,10 @@ static struct bytes text_of(enum proof_of what, const struct proof_said *said)
     bytes_append(&b, said->worker, sizeof(said->worker));
     if (said->address)
         bytes_append(&b, said->address, strlen(said->address));
+    if (said->local) {
+        bytes_append(&b, "", 1);
+        bytes_append(&b, said->local, strlen(said->local));
+    }
     return b;
 }
 

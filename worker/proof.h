@@ -3,7 +3,8 @@
  *
  * Attach, a stream that the router opens:
  *   router -> worker   RouterHello: protocol, incarnation, the router's nonce
- *   worker -> router   Challenge: the worker's nonce, and its signature of ATTACH_WORKER
+ *   worker -> router   Challenge: the worker's nonce, the addresses at which it is reached, and its signature
+ *                      of ATTACH_WORKER
  *   router -> worker   Proof: its signature of ATTACH_ROUTER
  *   worker -> router   WorkerHello
  *
@@ -15,8 +16,9 @@
  * for PROOF_JOIN_MS at least.
  *
  * What is signed (base/secret.h) begins with a word for each of the four, and holds both nonces, so that a
- * recorded signature is good for nothing. Somebody who stands between two processes and passes everything on
- * is not noticed by this; TLS notices him.
+ * recorded signature is good for nothing. Somebody who listens where a router looks for one worker, and
+ * passes everything on to another one, is noticed by the addresses (router/peer.c). Somebody on the path
+ * between the two is not noticed by this; TLS notices him.
  */
 #pragma once
 
@@ -32,7 +34,9 @@ enum proof_of { ATTACH_WORKER, ATTACH_ROUTER, JOIN_WORKER, JOIN_ROUTER };
 struct proof_said {
     uint64_t incarnation; /* of the router (Attach), of the worker (Join) */
     uint8_t router[SECRET_NONCE_BYTES], worker[SECRET_NONCE_BYTES];
-    const char *address; /* Join: what the worker says; else NULL */
+    /* Where the worker says that it is reached. Join, and ATTACH_WORKER: by its options; at which address the
+     * stream arrived (ATTACH_WORKER). NULL: not said. */
+    const char *address, *local;
 };
 
 /* A nonce that came in a message. False: it has another length. */

@@ -705,8 +705,8 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
         reach_xfer(&w->reach, xfer_address(w->xfer), w->xfer_address);
     if (!s && o->metrics_listen)
         s = metrics_http_open(w->metrics, o->metrics_listen, &w->metrics_http, w->metrics_address, e);
-    const struct link_server_config l = {.listen = o->listen,
-                                         .tls = &o->tls,
+    const struct link_server_config l = {.tls = &o->tls,
+                                         .reach = &w->reach,
                                          .secret = w->secret,
                                          .faults = w->faults,
                                          .log = &w->log,
@@ -715,11 +715,9 @@ static enum td_status open_network(struct worker *w, struct xfer_hub *hub, struc
                                          .user = w};
     if (!s)
         s = link_server_open(&l, &w->links, e);
-    if (!s)
-        reach_rpc(&w->reach, link_server_address(w->links), w->rpc_address);
     const struct registrar_config r = {.routers = o->routers,
                                        .tls = &o->tls,
-                                       .address = w->rpc_address,
+                                       .address = s ? NULL : link_server_reached(w->links),
                                        .secret = w->secret,
                                        .incarnation = w->incarnation,
                                        .log = &w->log};

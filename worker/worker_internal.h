@@ -119,8 +119,8 @@ struct worker {
     struct registrar *registrar;
     struct wants wants;
     struct reach_config reach;
-    /* Where transfers listen; the addresses of both services that others are told (worker/reach.h). */
-    char xfer_listen[REACH_BYTES], rpc_address[REACH_BYTES], xfer_address[REACH_BYTES];
+    /* Where transfers listen, and what others are told of it (worker/reach.h). */
+    char xfer_listen[REACH_BYTES], xfer_address[REACH_BYTES];
     uint64_t drain_until_ns; /* 0: not draining */
     uint64_t load_told_ns;   /* when the progress of loading was logged last */
     struct metrics *metrics;

@@ -110,9 +110,13 @@ bool rpc_call_over(struct rpc_call *call);
 /* Server side: a number for the connection that carries the call; calls of one connection have the same
  * number, which no other connection ever has. */
 uint64_t rpc_call_connection(const struct rpc_call *call);
-/* Server side: who is at the other end, for logs: "10.0.0.1:4242", or "uid=0 pid=12" on a unix socket. */
-enum { RPC_PEER_BYTES = 80 };
-void rpc_call_peer(const struct rpc_call *call, char out[RPC_PEER_BYTES]);
+/* Who is at the other end: "10.0.0.1:4242"; on a unix socket "uid=0 pid=12" (at a server) or "unix:/path" (at
+ * a client). "?": not known, or not any more. */
+enum { RPC_PEER_BYTES = 128 };
+void rpc_call_peer(struct rpc_call *call, char out[RPC_PEER_BYTES]);
+/* Server side: at which address of this host the connection arrived, "10.0.0.1:7000". "": on a unix socket,
+ * or not known any more. */
+void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES]);
 /* Server side: the client of a method with must_prove has proved itself. */
 void rpc_call_proved(struct rpc_call *call);
 

@@ -49,7 +49,7 @@ struct newcomer { /* accepted, and silent so far */
 struct connection {  /* handed on; the index in rpc_door.connections is its descriptor */
     uint64_t cookie; /* of its socket: no other socket of this boot has it; 0: no connection */
     struct origin from;
-    struct sockaddr_in6 peer; /* with TLS: who is at the other end, also of IPv4; else its socket knows */
+    struct sockaddr_in6 peer, local; /* with TLS: its two ends, also of IPv4; else its socket knows them */
     uint32_t n_calls;
     uint64_t idle_ns;  /* since when it has no call */
     uint32_t n_silent; /* calls that ended without a message since silent_ns */
@@ -196,13 +196,14 @@ static void warn(struct rpc_door *d, const char *what)
 /* The connection has spoken HTTP/2: hands it on, or closes it at a bound. */
 static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const struct origin *from)
 {
-    struct sockaddr_in6 peer = {0};
-    socklen_t len = sizeof(peer);
+    struct sockaddr_in6 peer = {0}, local = {0};
+    socklen_t len = sizeof(peer), local_len = sizeof(local);
     int outer = fd;
     pthread_mutex_lock(&d->lock);
     bool has_room = make_room(d, from);
     if (has_room && tls) {
         getpeername(outer, (struct sockaddr *)&peer, &len);
+        getsockname(outer, (struct sockaddr *)&local, &local_len);
         fd = rpc_tls_hand_over(d->config.tls, tls, d->config.max_unsent_bytes);
         has_room = fd >= 0;
     }
@@ -214,8 +215,8 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
     }
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
-        d->connections[fd] =
-            (struct connection){.cookie = cookie_of(fd), .from = *from, .peer = peer, .idle_ns = clock_now(&d->clock)};
+        d->connections[fd] = (struct connection){
+            .cookie = cookie_of(fd), .from = *from, .peer = peer, .local = local, .idle_ns = clock_now(&d->clock)};
     }
     d->stats.n_refused += !has_room;
     pthread_mutex_unlock(&d->lock);
@@ -241,27 +242,60 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     return cookie;
 }
 
+/* "10.0.0.1:4242" or "[::1]:4242". Unchanged if it is neither of IPv4 nor of IPv6. */
+static void print_address(struct sockaddr_storage *a, char *out, size_t out_bytes)
+{
+    char host[INET6_ADDRSTRLEN + 16], port[8];
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)a;
+    if (a->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+        struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = v6->sin6_port};
+        memcpy(&v4.sin_addr, v6->sin6_addr.s6_addr + 12, sizeof(v4.sin_addr));
+        memcpy(a, &v4, sizeof(v4));
+    }
+    bool is_v6 = a->ss_family == AF_INET6;
+    if ((is_v6 || a->ss_family == AF_INET) &&
+        !getnameinfo((struct sockaddr *)a, is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), host,
+                     sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(out, out_bytes, is_v6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+/* One end of the connection. False: it has ended. Call under the lock. (A connection with an open call keeps
+ * its descriptor; when it has ended, another may have it.) */
+static bool end_of(struct rpc_door *d, int fd, uint64_t connection, bool is_peer, struct sockaddr_storage *out)
+{
+    socklen_t len = sizeof(*out);
+    *out = (struct sockaddr_storage){0};
+    if (!connection || cookie_of(fd) != connection)
+        return false;
+    if (d->config.tls)
+        memcpy(out, is_peer ? &d->connections[fd].peer : &d->connections[fd].local, sizeof(struct sockaddr_in6));
+    else if (is_peer ? getpeername(fd, (struct sockaddr *)out, &len) : getsockname(fd, (struct sockaddr *)out, &len))
+        return false;
+    return true;
+}
+
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes)
 {
-    struct sockaddr_storage a = {0};
+    struct sockaddr_storage a;
     struct ucred who = {0};
-    socklen_t len = sizeof(a), who_len = sizeof(who);
-    char host[INET6_ADDRSTRLEN + 16] = "?", port[8] = "?";
+    socklen_t len = sizeof(who);
     snprintf(out, out_bytes, "?");
     pthread_mutex_lock(&d->lock);
-    /* A connection with an open call keeps its descriptor; when it has ended, another may have it. */
-    bool is_there = connection && cookie_of(fd) == connection;
-    bool is_known = is_there && !getpeername(fd, (struct sockaddr *)&a, &len);
-    if (is_known && d->config.tls) {
-        memcpy(&a, &d->connections[fd].peer, sizeof(d->connections[fd].peer));
-        len = a.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (end_of(d, fd, connection, true, &a)) {
+        print_address(&a, out, out_bytes);
+        if (a.ss_family == AF_UNIX && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len))
+            snprintf(out, out_bytes, "uid=%u pid=%d", (unsigned)who.uid, (int)who.pid);
     }
-    if (is_known && a.ss_family == AF_UNIX && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_len))
-        snprintf(out, out_bytes, "uid=%u pid=%d", (unsigned)who.uid, (int)who.pid);
-    else if (is_known && a.ss_family != AF_UNIX &&
-             !getnameinfo((struct sockaddr *)&a, len, host, sizeof(host), port, sizeof(port),
-                          NI_NUMERICHOST | NI_NUMERICSERV))
-        snprintf(out, out_bytes, a.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes)
+{
+    struct sockaddr_storage a;
+    *out = 0;
+    pthread_mutex_lock(&d->lock);
+    if (end_of(d, fd, connection, false, &a))
+        print_address(&a, out, out_bytes);
     pthread_mutex_unlock(&d->lock);
 }
 

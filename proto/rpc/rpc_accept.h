@@ -73,8 +73,9 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
 /* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
  * end; 0: it is not known any more. */
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
-/* Who is at the other end, as rpc_call_peer() gives it. */
+/* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
+void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 /* was_silent: the call was admitted and brought no message. A connection with more than RPC_SILENT_CALLS such
  * calls in a second is closed, and its address gets no other for RPC_FLOOD_WAIT_MS, unless it is this host's.
  * (No longer, because others may be behind the same address.) */

@@ -35,6 +35,7 @@
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
+#include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 
 #include "base/mem.h"
@@ -152,9 +153,38 @@ uint64_t rpc_call_connection(const struct rpc_call *call)
     return call->connection;
 }
 
-void rpc_call_peer(const struct rpc_call *call, char out[RPC_PEER_BYTES])
+/* gRPC gives "ipv4:10.0.0.1:7000", "ipv6:%5B::1%5D:7000", or "unix:/path". */
+static void peer_of_client(struct rpc_call *call, char out[RPC_PEER_BYTES])
 {
-    rpc_door_peer(call->door, call->fd, call->connection, out, RPC_PEER_BYTES);
+    char *uri = NULL;
+    pthread_mutex_lock(&call->lock);
+    if (call->state != CALL_ENDED) /* it is released only after its end */
+        uri = grpc_call_get_peer(call->grpc);
+    pthread_mutex_unlock(&call->lock);
+    const char *at = uri ? uri : "?";
+    size_t n = 0;
+    if (!strncmp(at, "ipv4:", 5) || !strncmp(at, "ipv6:", 5))
+        at += 5;
+    for (; *at && n < RPC_PEER_BYTES - 1; n++) {
+        bool is_bracket = !strncmp(at, "%5B", 3) || !strncmp(at, "%5D", 3);
+        out[n] = !is_bracket ? *at : at[2] == 'B' ? '[' : ']';
+        at += is_bracket ? 3 : 1;
+    }
+    out[n] = 0;
+    gpr_free(uri);
+}
+
+void rpc_call_peer(struct rpc_call *call, char out[RPC_PEER_BYTES])
+{
+    if (call->is_server)
+        rpc_door_peer(call->door, call->fd, call->connection, out, RPC_PEER_BYTES);
+    else
+        peer_of_client(call, out);
+}
+
+void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES])
+{
+    rpc_door_local(call->door, call->fd, call->connection, out, RPC_PEER_BYTES);
 }
 
 void rpc_call_proved(struct rpc_call *call)

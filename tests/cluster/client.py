@@ -30,10 +30,11 @@ class Router:
         self.call = grpc.insecure_channel(address).stream_stream(
             "/tandem.worker.v1.Worker/Attach", request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=worker_pb.WorkerMessage.FromString)(iter(self.queue.get, None), timeout=30 * SLOW)
-        self.say(worker_pb.RouterMessage(hello=worker_pb.RouterHello(protocol=2, incarnation=incarnation, nonce=nonce)))
+        self.say(worker_pb.RouterMessage(hello=worker_pb.RouterHello(protocol=3, incarnation=incarnation, nonce=nonce)))
         challenge = next(self.call).challenge
         said = struct.pack("<Q", incarnation) + nonce + challenge.nonce
-        assert challenge.proof == hmac.digest(secret.encode(), b"tandem-attach-worker\0" + said, "sha256")
+        where = challenge.address + b"\0" + challenge.local
+        assert challenge.proof == hmac.digest(secret.encode(), b"tandem-attach-worker\0" + said + where, "sha256")
         self.proof = worker_pb.RouterMessage(proof=worker_pb.Proof(proof=hmac.digest(
             secret.encode(), b"tandem-attach-router\0" + said, "sha256")))
         self.say(self.proof)

@@ -100,7 +100,13 @@ static inline void router_on_challenge(struct fake_router *r, struct rpc_call *c
     Tandem__Worker__V1__Proof proof = TANDEM__WORKER__V1__PROOF__INIT;
     uint8_t mac[SECRET_MAC_BYTES];
     ck_assert(proof_nonce_read(challenge->nonce, r->said.worker));
-    ck_assert(proof_verify(NULL, ATTACH_WORKER, &r->said, challenge->proof));
+    struct proof_said said = r->said;
+    char address[REACH_BYTES], local[RPC_PEER_BYTES];
+    snprintf(address, sizeof(address), "%.*s", (int)challenge->address.len, (const char *)challenge->address.data);
+    snprintf(local, sizeof(local), "%.*s", (int)challenge->local.len, (const char *)challenge->local.data);
+    said.address = address;
+    said.local = local;
+    ck_assert(proof_verify(NULL, ATTACH_WORKER, &said, challenge->proof));
     proof_sign(NULL, ATTACH_ROUTER, &r->said, mac);
     proof.proof = (ProtobufCBinaryData){sizeof(mac), mac};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;

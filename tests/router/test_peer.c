@@ -195,6 +195,66 @@ START_TEST(test_a_worker_that_does_not_prove_the_secret_is_refused)
 }
 END_TEST
 
+/* A worker says where it is reached: nobody may stand between if the router knows another way to it. */
+START_TEST(test_a_stream_that_somebody_passes_on_is_refused)
+{
+    static const struct {
+        const char *address, *local;
+        bool is_good, is_passed_on;
+    } CASES[] = {{NULL, "", true, false},
+                 {"elsewhere:1", "10.0.0.1:7000", true, false}, /* tests/calls.c: the router is connected to it */
+                 {"elsewhere:1", "10.0.0.2:7000", true, true},  /* a proxy */
+                 {"p0:1", "10.0.0.2:7000", false, true},
+                 {"elsewhere:1", "10.0.0.3:7000", false, true}}; /* where p0 was reached */
+    struct peer *p = decode_peer(), *prefill = router->peers[0];
+    ck_assert_str_eq(prefill->address, "p0:1");
+    snprintf(prefill->reached, sizeof(prefill->reached), "10.0.0.3:7000");
+    world_hush();
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        peer_gone(p, "UNAVAILABLE: Socket closed");
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        world_address = CASES[i].address;
+        world_local = CASES[i].local;
+        world_says_challenge(p, NULL);
+        ck_assert_uint_eq(told(p, TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF, NULL), CASES[i].is_good);
+        ck_assert_int_eq(p->state, CASES[i].is_good ? PEER_CONNECTING : PEER_REFUSED);
+        ck_assert_int_eq(p->is_passed_on, CASES[i].is_passed_on);
+    }
+    ck_assert_str_eq(p->why, "address: somebody passes this stream on to the worker at elsewhere:1");
+    peer_gone(prefill, "UNAVAILABLE: Socket closed"); /* also while it is away */
+    p->retry_ns = 0;
+    peer_gone(p, "OK: ");
+    p->retry_ns = 0;
+    peer_tick(p, router_patience(router));
+    world_says_challenge(p, NULL);
+    ck_assert_int_eq(p->state, PEER_REFUSED);
+    world_address = NULL;
+    world_local = "";
+}
+END_TEST
+
+START_TEST(test_a_process_that_two_addresses_lead_to_counts_once)
+{
+    struct peer *p = decode_peer();
+    world_hush();
+    peer_gone(p, "UNAVAILABLE: Socket closed");
+    p->retry_ns = 0;
+    peer_tick(p, router_patience(router));
+    world_says_hello(p, router->peers[0]->incarnation);
+    ck_assert_int_eq(p->state, PEER_REFUSED);
+    ck_assert_ptr_nonnull(strstr(p->why, "incarnation: this is the process at p0"));
+    peer_gone(router->peers[0], "UNAVAILABLE: Socket closed"); /* this is the other way, through a proxy */
+    peer_gone(p, "OK: ");
+    world_address = "elsewhere:1";
+    world_connect(p, router->peers[0]->incarnation);
+    ck_assert(p->is_passed_on);
+    world_address = NULL;
+    world_connect(router->peers[0], p->incarnation); /* and back to the way without one */
+    ck_assert_int_eq(p->state, PEER_LOST);
+}
+END_TEST
+
 /* ------------------------------------------------------------------- values */
 
 START_TEST(test_the_context_follows_the_workers_that_are_there)
@@ -263,6 +323,8 @@ int main(void)
     tcase_add_test(refusals, test_the_context_follows_the_workers_that_are_there);
     tcase_add_test(refusals, test_values_that_can_not_be_are_refused);
     tcase_add_test(refusals, test_a_worker_that_does_not_prove_the_secret_is_refused);
+    tcase_add_test(refusals, test_a_stream_that_somebody_passes_on_is_refused);
+    tcase_add_test(refusals, test_a_process_that_two_addresses_lead_to_counts_once);
     tcase_add_test(refusals, test_a_refusal_is_logged_once_and_again_when_it_changes);
     return tap_main(s);
 }

@@ -25,6 +25,8 @@ static uint32_t world_max_context;    /* of each worker that says hello from now
 static const char *world_name;        /* of who says hello from now on; NULL: by its address */
 static const char *world_codec = "";  /* of each store that says hello from now on */
 
+static const char *world_address, *world_local = ""; /* of who challenges from now on; NULL: that of its peer */
+
 /* p challenges the router, and proves that it knows a secret (NULL: there is none). */
 static inline void world_says_challenge(struct peer *p, const char *text)
 {
@@ -35,10 +37,14 @@ static inline void world_says_challenge(struct peer *p, const char *text)
     uint8_t mac[SECRET_MAC_BYTES];
     ck_assert(!secret_open(text, NULL, NULL, &secret, NULL));
     memcpy(said.worker, "worker", 7);
+    said.address = world_address ? world_address : p->address;
+    said.local = world_local;
     proof_sign(secret, ATTACH_WORKER, &said, mac);
     secret_close(secret);
     challenge.nonce = (ProtobufCBinaryData){sizeof(said.worker), said.worker};
     challenge.proof = (ProtobufCBinaryData){sizeof(mac), mac};
+    challenge.address = rpc_data(said.address);
+    challenge.local = rpc_data(said.local);
     m.kind_case = TANDEM__WORKER__V1__WORKER_MESSAGE__KIND_CHALLENGE;
     m.challenge = &challenge;
     m.number = p->n_heard + 1;

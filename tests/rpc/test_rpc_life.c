@@ -1,4 +1,5 @@
 /* Servers and clients that come and go while calls run. */
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -272,6 +273,80 @@ START_TEST(test_rpc_every_address_may_be_written_without_a_host)
 }
 END_TEST
 
+static char seen_by_server[RPC_PEER_BYTES], seen_by_client[RPC_PEER_BYTES];
+static sem_t has_ended;
+
+static void open_nothing(struct rpc_call *call, void *user)
+{
+    (void)call, (void)user;
+}
+
+static void tell_local(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    Tandem__Test__EchoResponse answer = TANDEM__TEST__ECHO_RESPONSE__INIT;
+    (void)message;
+    rpc_call_local(call, seen_by_server);
+    rpc_call_send(call, &answer.base);
+    rpc_call_finish(call, RPC_OK, "", 0);
+}
+
+static void take_peer(struct rpc_call *call, const ProtobufCMessage *message)
+{
+    (void)message;
+    rpc_call_peer(call, seen_by_client);
+}
+
+static void tell_end(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)call, (void)code, (void)text;
+    sem_post(&has_ended);
+}
+
+/* A client that is at the address which a server says to be its own talks to that server. */
+START_TEST(test_rpc_both_ends_name_the_same_address)
+{
+    static const struct {
+        const char *listen, *dialled, *seen;
+    } CASES[] = {{"127.0.0.1:0", "127.0.0.1", "127.0.0.1"},
+                 {"127.0.0.1:0", "localhost", "127.0.0.1"},
+                 {"[::]:0", "127.0.0.2", "127.0.0.2"}, /* not as ::ffff:127.0.0.2 */
+                 {"[::1]:0", "[::1]", "[::1]"}};
+    const struct rpc_method method = {.path = ECHO_PATH,
+                                      .request = &tandem__test__echo_request__descriptor,
+                                      .handlers = {.on_message = tell_local},
+                                      .on_open = open_nothing,
+                                      .one_request = true};
+    static const struct log QUIET = {.who = "test", .level = LOG_ERROR, .fd = 2};
+    const struct rpc_server_config config = {
+        .listen = CASES[_i].listen, .methods = &method, .n_methods = 1, .log = &QUIET};
+    struct rpc_server *server = NULL;
+    struct td_error e;
+    char address[80], seen[RPC_PEER_BYTES];
+    ck_assert_msg(!rpc_server_open(&config, &server, &e), "%s", e.text);
+    const char *port = strrchr(rpc_server_address(server), ':');
+    snprintf(address, sizeof(address), "%s%s", CASES[_i].dialled, port);
+    snprintf(seen, sizeof(seen), "%s%s", CASES[_i].seen, port);
+    struct rpc_client *c = echo_client(address, 0);
+    const struct rpc_call_params params = {.path = ECHO_PATH,
+                                           .response = &tandem__test__echo_response__descriptor,
+                                           .handlers = {.on_message = take_peer, .on_end = tell_end}};
+    Tandem__Test__EchoRequest request = TANDEM__TEST__ECHO_REQUEST__INIT;
+    struct rpc_call *call = NULL;
+    sem_init(&has_ended, 0, 0);
+    ck_assert_int_eq(rpc_call_start(c, &params, &call), TD_OK);
+    rpc_call_send(call, &request.base);
+    rpc_call_close_send(call);
+    sem_wait(&has_ended);
+    ck_assert_str_eq(seen_by_server, seen);
+    ck_assert_str_eq(seen_by_client, seen);
+    rpc_call_peer(call, seen);
+    ck_assert_str_eq(seen, "?"); /* it is over */
+    rpc_call_unref(call);
+    rpc_client_close(c);
+    rpc_server_close(server);
+}
+END_TEST
+
 START_TEST(test_rpc_unix_socket_works)
 {
     char listen[64];
@@ -438,6 +513,7 @@ int main(void)
     tcase_add_test(tc, test_rpc_client_finds_a_restarted_server);
     tcase_add_test(tc, test_rpc_second_server_on_one_port_is_refused);
     tcase_add_loop_test(tc, test_rpc_every_address_may_be_written_without_a_host, 0, 4);
+    tcase_add_loop_test(tc, test_rpc_both_ends_name_the_same_address, 0, 4);
     tcase_add_test(tc, test_rpc_unix_socket_works);
     tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
     tcase_add_test(tc, test_rpc_frozen_client_is_noticed);

@@ -32,6 +32,17 @@ def tandem(*args, **kw):
     return subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=60 * SLOW, **kw)
 
 
+def worker_like(address, attach):
+    """A server at the address of a worker that has left; attach(messages, context) gives its answers."""
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
+        "tandem.worker.v1.Worker", {"Attach": grpc.stream_stream_rpc_method_handler(
+            attach, wp.RouterMessage.FromString, lambda m: m.SerializeToString())})])
+    server.add_insecure_port(address)
+    server.start()
+    return server
+
+
 @test
 def test_clients_reach_neither_the_admin_api_nor_the_cluster():
     with Cluster() as c:
@@ -108,14 +119,14 @@ def test_operators_elsewhere_bring_the_admin_key():
 def test_routers_without_the_secret_are_refused():
     with Cluster(plan="split") as c:
         for first in (wp.RouterMessage(hello=wp.RouterHello(protocol=9, incarnation=5)), wp.RouterMessage(),
-                      wp.RouterMessage(hello=wp.RouterHello(protocol=2, incarnation=5)),
+                      wp.RouterMessage(hello=wp.RouterHello(protocol=3, incarnation=5)),
                       wp.RouterMessage(proof=wp.Proof(proof=b"x" * 32)), wp.RouterMessage(forget=wp.Forget())):
             code = code_of(c["decode-0"].address, ATTACH, first, "stream_stream")
             assert code in ("FAILED_PRECONDITION", "INVALID_ARGUMENT"), (code, first)
         known = Router(c["decode-0"].address, SECRET)
         assert next(known.call).HasField("hello")
         # what that router has said, once more: the worker's nonce is another one
-        hello = wp.RouterMessage(hello=wp.RouterHello(protocol=2, incarnation=77, nonce=bytes(16)), number=1)
+        hello = wp.RouterMessage(hello=wp.RouterHello(protocol=3, incarnation=77, nonce=bytes(16)), number=1)
         proof = wp.RouterMessage(proof=known.proof.proof, number=2)
         with grpc.insecure_channel(c["decode-0"].address) as channel:
             attach = channel.stream_stream(ATTACH, request_serializer=lambda m: m.SerializeToString(),
@@ -126,6 +137,14 @@ def test_routers_without_the_secret_are_refused():
                 raise AssertionError(heard)
             except grpc.RpcError as e:
                 assert e.code().name == "UNAUTHENTICATED", e
+            unsound = wp.RouterMessage(proof=wp.Proof(), number=9)
+            for _ in range(30):  # the log stays readable
+                try:
+                    raise AssertionError(list(attach(iter([hello, unsound]), timeout=10 * SLOW)))
+                except grpc.RpcError as e:
+                    assert e.code().name == "DATA_LOSS", e
+        with open(os.path.join(c.dir, "decode-0.log")) as f:
+            assert 1 <= f.read().count("stream is unsound") <= 10
         known.close()
         assert "error" not in c.generate([dict(ASKED, id="a")])["a"]
         c.audit()
@@ -139,18 +158,13 @@ def test_who_takes_a_workers_port_gets_no_proof_and_no_work():
         lost.kill()
         lost.child.wait()
         silent = wp.WorkerMessage(challenge=wp.Challenge(nonce=bytes(16), proof=bytes(32)), number=1)
-        hello = wp.WorkerMessage(hello=wp.WorkerHello(protocol=2, name=b"decode-1", role=b"decode"), number=1)
+        hello = wp.WorkerMessage(hello=wp.WorkerHello(protocol=3, name=b"decode-1", role=b"decode"), number=1)
 
         def attach(messages, context):
             heard.append(next(messages))
             yield (silent, hello)[len(heard) % 2]
             heard.extend(messages)
-        server = grpc.server(futures.ThreadPoolExecutor(8))
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
-            "tandem.worker.v1.Worker", {"Attach": grpc.stream_stream_rpc_method_handler(
-                attach, wp.RouterMessage.FromString, lambda m: m.SerializeToString())})])
-        server.add_insecure_port(lost.address)
-        server.start()
+        server = worker_like(lost.address, attach)
         try:
             wait_until(lambda: sum(m.HasField("hello") for m in heard) >= 2, 30, "the router comes back to the port")
             answers = c.generate([dict(ASKED, id=str(i)) for i in range(8)])
@@ -162,6 +176,39 @@ def test_who_takes_a_workers_port_gets_no_proof_and_no_work():
             assert code_of(c["decode-0"].address, ATTACH, again, "stream_stream") in ("OK", "UNAUTHENTICATED")
         finally:
             server.stop(None).wait()
+        lost.start()
+        c.wait_ready(60)
+        c.audit()
+
+
+@test
+def test_who_passes_a_stream_on_from_a_workers_port_is_refused():
+    """He has no secret, and needs none if routers take the proof of a worker for his."""
+    with Cluster(plan="split", decode=2) as c:
+        lost, heard, channel = c["decode-1"], [], grpc.insecure_channel(c["decode-0"].address)
+        lost.kill()
+        lost.child.wait()
+        onward = channel.stream_stream(ATTACH, request_serializer=lambda m: m.SerializeToString(),
+                                       response_deserializer=wp.WorkerMessage.FromString)
+
+        def attach(messages, context):
+            def tapped():
+                for m in messages:
+                    heard.append(m)
+                    yield m
+            yield from onward(tapped())
+        server = worker_like(lost.address, attach)
+        try:
+            wait_until(lambda: sum(m.HasField("hello") for m in heard) >= 2, 30, "the router comes back to the port")
+            answers = c.generate([dict(ASKED, id=str(i)) for i in range(8)])
+            assert not any("error" in a for a in answers.values()), answers
+            kinds = {m.WhichOneof("kind") for m in heard}
+            assert kinds <= {"hello", "refusal"}, kinds
+            refused = f"worker refused peer=decode-1 why='address: somebody passes this stream on to the worker at "
+            assert refused + c["decode-0"].address in c.log("router"), c.log("router")
+        finally:
+            server.stop(None).wait()
+            channel.close()
         lost.start()
         c.wait_ready(60)
         c.audit()

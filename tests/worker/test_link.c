@@ -56,7 +56,7 @@ START_TEST(test_link_refuses_a_stream_that_does_not_begin_well)
     struct node_worker *n = world_worker("prefill", NULL);
     struct router_end r = stream_to(n);
     router_says_hello(&r, 1);
-    check_refused(&r, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 2");
+    check_refused(&r, RPC_FAILED_PRECONDITION, "protocol version differs: this worker speaks 3");
     r = stream_to(n);
     router_says_hello(&r, LINK_PROTOCOL_VERSION);
     router_says_proof(&r, "another");
@@ -134,6 +134,8 @@ START_TEST(test_link_proves_by_the_first_secret_and_takes_all)
         struct secret *new = NULL;
         ck_assert(proof_nonce_read(message_at(&r, 0)->challenge->nonce, said.worker));
         ck_assert(!secret_open("new", NULL, NULL, &new, NULL));
+        said.address = worker_address(n->w);
+        said.local = "10.0.0.1:7000"; /* tests/calls.c */
         ck_assert(proof_verify(new, ATTACH_WORKER, &said, message_at(&r, 0)->challenge->proof));
         secret_close(new);
         router_says_proof(&r, SECRETS[i]);
