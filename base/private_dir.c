@@ -22,7 +22,7 @@ static enum td_status check_ours(const char *path, struct stat *st, struct td_er
     if (lstat(path, st) || !S_ISDIR(st->st_mode))
         return td_fail(e, TD_ERR_IO, "%s: is no directory", path);
     if (st->st_uid != geteuid())
-        return td_fail(e, TD_ERR_IO, "%s: belongs to another user", path);
+        return td_fail(e, TD_ERR_IO, "%s: belongs to another user (uid %u)", path, (unsigned)st->st_uid);
     return TD_OK;
 }
 

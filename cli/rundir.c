@@ -21,6 +21,7 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
 {
     struct rundir r = {.lock_fd = -1};
     char cwd[PATH_MAX] = "";
+    struct stat st;
     int n;
     if (option && !*option) /* an unset variable of a script; the current directory is "." */
         return td_fail(error_out, TD_ERR_INVALID, "--run-dir: is empty");
@@ -35,7 +36,8 @@ enum td_status rundir_locate(const char *option, struct rundir *out, struct td_e
     while (n > 1 && r.path[n - 1] == '/')
         r.path[--n] = 0;
     *out = r;
-    return TD_OK;
+    /* Its files say which processes get signals: nobody else may have written them. */
+    return lstat(r.path, &st) ? TD_OK : private_dir_check(r.path, error_out);
 }
 
 void rundir_path(const struct rundir *r, const char *name, char out[PATH_MAX])
@@ -97,7 +99,7 @@ enum td_status rundir_take(struct rundir *r, struct td_error *e)
         return s;
     rundir_path(r, "up.pid", path);
     for (int i = 0; i < LOCK_TRIES; i++) { /* rundir_owner() of another process holds the lock for a moment */
-        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (fd < 0)
             return td_fail(e, TD_ERR_IO, "%s: %s", path, strerror(errno));
         if (!flock(fd, LOCK_EX | LOCK_NB) && leads_to(path, fd)) {
@@ -187,7 +189,7 @@ pid_t rundir_owner(const struct rundir *r)
 {
     char path[PATH_MAX], text[32] = "";
     rundir_path(r, "up.pid", path);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return 0;
     bool locked = flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
@@ -202,7 +204,8 @@ static enum td_status write_file(const char *path, const char *text, bool is_syn
 {
     char fresh[PATH_MAX + 8];
     snprintf(fresh, sizeof(fresh), "%s.new", path);
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    unlink(fresh); /* left by a process that was killed; nothing is followed from there */
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     size_t len = strlen(text);
     bool ok = fd >= 0 && write(fd, text, len) == (ssize_t)len && (!is_synced || !fsync(fd));
     if (fd >= 0)

@@ -37,7 +37,8 @@ struct rundir {
     int lock_fd;             /* descriptor of up.pid, which we have locked; -1: we don't own the directory */
 };
 
-/* Path: option if given, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes no directory. */
+/* Path: option if given, else $XDG_RUNTIME_DIR/tandem, else /tmp/tandem-UID. Makes no directory. TD_ERR_IO:
+ * there is one, but it is another user's, or others may write into it. */
 enum td_status rundir_locate(const char *option, struct rundir *out, struct td_error *error_out);
 
 /* Makes the directory and logs/ in it (mode 0700; a directory of another user is refused), and takes the

@@ -1,6 +1,6 @@
 """What a cluster leaves for others on its host: no file that they can read, no prompt in a log, no KV in a
 core dump. And it needs no privilege itself."""
-import glob, os, stat, sys
+import fcntl, glob, os, stat, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 from harness import *
 
@@ -23,6 +23,47 @@ def mappings(pid):
 def cluster():
     return Cluster(plan="split", store=True, worker_args=["--pool-bytes", "32M", "--log-level", "debug"],
                    store_args=["--dram-bytes", "32M", "--log-level", "debug"], router_args=["--log-level", "debug"])
+
+
+@test
+def test_a_run_directory_of_others_is_not_used():
+    """Whoever makes /tmp/tandem-UID first must not decide which processes our commands send signals to."""
+    if os.geteuid():
+        raise Skip("only root can make files of another user")
+    with tempfile.TemporaryDirectory() as d:
+        run, precious = os.path.join(d, "run"), os.path.join(d, "precious")
+        ours = subprocess.Popen(["sleep", "60"])
+        try:
+            for owner, mode, why in ((NOBODY, 0o700, f"belongs to another user (uid {NOBODY})"),
+                                     (os.geteuid(), 0o777, "others may write into it"), (None, None, "is no directory")):
+                if owner is None:
+                    os.rename(run, run + "-real")
+                    os.symlink(run + "-real", run)
+                else:
+                    os.makedirs(run, exist_ok=True)
+                    os.chmod(run, mode)
+                    os.chown(run, owner, owner)
+                with open(precious, "w") as f:
+                    f.write("work\n")
+                if not os.path.lexists(run + "/scale.new"):
+                    os.symlink(precious, run + "/scale.new")
+                with open(run + "/cluster.json", "w") as f:
+                    f.write(json.dumps({"processes": [{"name": "decode-0", "pid": ours.pid}]}))
+                with open(run + "/up.pid", "w") as pid:
+                    pid.write(f"{ours.pid}\n")
+                    pid.flush()
+                    fcntl.flock(pid, fcntl.LOCK_EX)
+                    for command in (["down"], ["scale", "decode=2", "--wait", "0"], ["up", "--model", DEMO],
+                                    ["replay", DEMO + "/config.json", "--at", "1s:kill:decode-0"]):
+                        out = subprocess.run([TANDEM, *command, "--run-dir", run], capture_output=True, text=True,
+                                             timeout=20 * SLOW)
+                        assert out.returncode and why in out.stderr, (command, out)
+            assert ours.poll() is None
+            with open(precious) as f:
+                assert f.read() == "work\n"
+        finally:
+            ours.kill()
+            ours.wait()
 
 
 @test
