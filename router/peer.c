@@ -101,7 +101,8 @@ static void connect_peer(struct peer *p)
     const struct rpc_call_params params = {.path = "/tandem.worker.v1.Worker/Attach",
                                            .response = &tandem__worker__v1__worker_message__descriptor,
                                            .handlers = {.on_message = on_message, .on_end = on_end},
-                                           .user = t};
+                                           .user = t,
+                                           .must_prove = true};
     set_state(p, PEER_CONNECTING);
     p->heard_ns = router_patience(r);
     p->n_said = p->n_heard = p->heard = 0;
@@ -665,6 +666,7 @@ static void on_challenge(struct peer *p, const Tandem__Worker__V1__Challenge *ch
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
     m.proof = &answer;
     p->is_proved = true;
+    rpc_call_proved(p->call);
     peer_send(p, &m);
 }
 

@@ -117,7 +117,8 @@ void rpc_call_peer(struct rpc_call *call, char out[RPC_PEER_BYTES]);
 /* Server side: at which address of this host the connection arrived, "10.0.0.1:7000". "": on a unix socket,
  * or not known any more. */
 void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES]);
-/* Server side: the client of a method with must_prove has proved itself. */
+/* The other side of a call with must_prove has proved itself. Call it before anything is sent that it answers
+ * with a message longer than RPC_UNPROVED_BYTES. */
 void rpc_call_proved(struct rpc_call *call);
 
 /*
@@ -182,12 +183,18 @@ struct rpc_method {
     /* A call has arrived; call rpc_call_set_user here. */
     void (*on_open)(struct rpc_call *call, void *server_user);
     bool one_request; /* a second message ends the call with INVALID_ARGUMENT and is not delivered */
-    /* The call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, until rpc_call_proved(). */
+    /* Until rpc_call_proved() the call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, and a
+     * message longer than RPC_UNPROVED_BYTES ends it. */
     bool must_prove;
 };
 
-#define RPC_BYTES (128ull << 20)
-enum { RPC_FIRST_MESSAGE_MS = 10000 }; /* a call that has brought no message by then is ended */
+/* Places for calls that anybody may make (health, reflection, unknown methods), if a quarter of max_calls is
+ * not more. They take none of max_calls, and the oldest makes room. */
+#define RPC_COMMON_CALLS 64
+#define RPC_BYTES        (128ull << 20)
+/* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
+ * takes many times as much. */
+enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096 };
 
 struct rpc_server_config {
     const char *listen; /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
@@ -223,7 +230,7 @@ struct rpc_server_stats {
     /*
      * Calls refused because max_calls were open. Each was answered with RESOURCE_EXHAUSTED and, as
      * retry-after-ms, the time in which as many of the open calls end as were refused since the last end.
-     * Health checks have RPC_RESERVED_CALLS more places.
+     * Calls that anybody may make are none of them.
      */
     uint64_t calls_refused;
     uint32_t connections; /* open; up to a second old */
@@ -232,7 +239,6 @@ struct rpc_server_stats {
     uint64_t connections_refused, connections_dropped;
 };
 struct rpc_server_stats rpc_server_stats(struct rpc_server *s);
-#define RPC_RESERVED_CALLS 64
 /* Sets the state that grpc.health.v1 reports for "" and for every service; NOT_SERVING until it is first
  * set. */
 void rpc_server_set_serving(struct rpc_server *s, bool serving);
@@ -288,6 +294,7 @@ struct rpc_call_params {
     void *user;
     int64_t timeout_ms; /* <= 0: none */
     bool wait_for_ready;
+    bool must_prove;            /* until rpc_call_proved() a message longer than RPC_UNPROVED_BYTES ends the call */
     const char *const *headers; /* name, value, ..., NULL; copied; may be NULL */
 };
 /* The caller owns one ref of *out, which is written before the first callback. TD_ERR_INVALID: gRPC does

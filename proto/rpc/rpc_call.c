@@ -189,7 +189,9 @@ void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES])
 
 void rpc_call_proved(struct rpc_call *call)
 {
-    rpc_pump_spoke(call->pump, call);
+    atomic_store(&call->is_proved, true);
+    if (call->is_server)
+        rpc_pump_spoke(call->pump, call);
 }
 
 bool rpc_call_over(struct rpc_call *call)
@@ -634,9 +636,14 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         call_abort(call, RPC_INVALID_ARGUMENT, "a second request in one call", false);
         return;
     }
+    char text[160];
+    if (call->must_prove && !atomic_load(&call->is_proved) && grpc_byte_buffer_length(buffer) > RPC_UNPROVED_BYTES) {
+        snprintf(text, sizeof(text), "a message of over %d bytes before the proof", RPC_UNPROVED_BYTES);
+        call_abort(call, call->is_server ? RPC_RESOURCE_EXHAUSTED : RPC_INTERNAL, text, true);
+        return;
+    }
     ProtobufCMessage *message = call_unpack(call, buffer);
     if (!message) {
-        char text[160];
         snprintf(text, sizeof(text), "%s: not parseable", call->incoming->name);
         log_debug(call->pump->log, "rpc message refused method=%s type=%s", call->path, call->incoming->name);
         call_abort(call, call->is_server ? RPC_INVALID_ARGUMENT : RPC_INTERNAL, text, true);

@@ -168,6 +168,7 @@ static enum td_status call_start(struct rpc_client *c, const struct rpc_call_par
     call->incoming = params->response;
     call->user = params->user;
     call->wait_for_ready = params->wait_for_ready;
+    call->must_prove = params->must_prove;
     enum td_status status = call_set_headers(c, call, params->headers);
     if (status == TD_OK && first)
         status = rpc_call_preload(call, first);

@@ -164,7 +164,7 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .on_open = check_open,
         .open_user = h,
         .one_request = true,
-        .reserve = true,
+        .is_common = true,
     };
     out[1] = (struct rpc_service_method){
         .path = "/grpc.health.v1.Health/Watch",
@@ -173,5 +173,6 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .on_open = watch_open,
         .open_user = h,
         .one_request = true,
+        .is_common = true,
     };
 }

@@ -32,6 +32,12 @@ static inline void rpc_tag_set(struct rpc_tag *tag, void (*done)(struct rpc_tag 
     atomic_store_explicit(&tag->done, done, memory_order_release);
 }
 
+struct rpc_places { /* for calls that are open at the same time */
+    uint32_t n_admitted;
+    /* The oldest first. main: those that have brought no message, or no proof, yet. common: all. */
+    TAILQ_HEAD(, rpc_call) can_go;
+};
+
 struct rpc_queue; /* a completion queue and the threads that run its tags */
 
 /*
@@ -55,10 +61,10 @@ struct rpc_pump {
     uint32_t n_other; /* requests for calls, the shutdown, and ended calls whose send is not done */
     LIST_HEAD(, rpc_call) calls;
 
-    /* Servers only. Calls on the list that are not admitted are being refused. */
-    uint32_t n_admitted;
-    TAILQ_HEAD(, rpc_call) silent; /* admitted calls that have brought no message yet; the oldest first */
-    uint32_t n_refused_since;      /* refused since the last admitted call ended */
+    /* Servers only. Calls on the list that are not admitted are being refused. Methods that anybody may call
+     * (health, reflection, unknown ones) have places of their own, so that they take none from others. */
+    struct rpc_places main, common;
+    uint32_t n_refused_since; /* refused since the last admitted call of main ended */
     uint64_t n_refused, ended_ns;
     double end_gap_ns; /* mean time between ends of recent admitted calls */
 };
@@ -71,7 +77,7 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call);
  * Admits a server's call that is on the list. False: max_calls are open. *retry_after_ms_out 0: too many
  * calls are being refused already, so the answer must not wait for its client. When all places are taken, the
  * oldest call that has brought no message for 200 ms is ended for the new one: clients that mean it send
- * their request with the call.
+ * their request with the call. A common call is always admitted: the oldest is ended for it.
  */
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out);
 /* A server's call is no longer silent: its first message has come, or its proof. */
@@ -114,13 +120,15 @@ struct rpc_send; /* a packed message in the queue */
 struct rpc_call {
     _Atomic uint32_t refs;
     bool is_server, one_request;
-    bool must_prove;       /* its messages do not end its silence; rpc_call_proved() does */
-    bool admitted;         /* counted in pump->n_admitted */
+    bool must_prove; /* its messages do not end its silence; rpc_call_proved() does */
+    atomic_bool is_proved;
+    bool is_common;        /* anybody may call this method: its place is one of pump->common */
+    bool admitted;         /* it has a place of the pump */
     bool was_admitted;     /* its request was read, or waited for; a refused call's is not */
     struct rpc_pump *pump; /* valid until call_release */
     LIST_ENTRY(rpc_call) in_pump;
-    TAILQ_ENTRY(rpc_call) in_silent; /* under the pump's lock, as the next two */
-    bool is_silent;
+    TAILQ_ENTRY(rpc_call) in_places; /* under the pump's lock, as the next two */
+    bool can_go;
     uint64_t opened_ns;
     char *path;
     struct rpc_handlers handlers;
@@ -199,7 +207,7 @@ struct rpc_service_method { /* one row of a server's method table */
     struct rpc_handlers handlers;
     void (*on_open)(struct rpc_call *call, void *open_user);
     void *open_user;
-    bool one_request, must_prove, reserve;
+    bool one_request, must_prove, is_common;
 };
 
 struct rpc_health;

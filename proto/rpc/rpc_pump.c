@@ -132,7 +132,8 @@ void rpc_pump_init(struct rpc_pump *pump, bool is_server, uint32_t max_message_b
         .max_message_bytes = max_message_bytes ? max_message_bytes : 4u << 20,
         .max_queued_bytes = max_queued_bytes ? max_queued_bytes : 1u << 20,
     };
-    TAILQ_INIT(&pump->silent);
+    TAILQ_INIT(&pump->main.can_go);
+    TAILQ_INIT(&pump->common.can_go);
     pthread_mutex_init(&pump->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -155,103 +156,132 @@ bool rpc_pump_add(struct rpc_pump *pump, struct rpc_call *call)
     return !closing;
 }
 
-static void pump_note_end(struct rpc_pump *pump)
+/* Under the lock, as all that follows here. */
+static struct rpc_places *places_of(const struct rpc_call *call)
+{
+    return call->is_common ? &call->pump->common : &call->pump->main;
+}
+
+/* An admitted call leaves its place. */
+static void leave_place(struct rpc_call *call)
+{
+    call->admitted = false;
+    places_of(call)->n_admitted--;
+}
+
+static void note_end(struct rpc_pump *pump)
 {
     const double share = 0.1;
     uint64_t now = rpc_now_ns();
     double gap = pump->ended_ns ? (double)(now - pump->ended_ns) : 0;
     pump->end_gap_ns += pump->end_gap_ns > 0 ? share * (gap - pump->end_gap_ns) : gap;
     pump->ended_ns = now;
-    pump->n_admitted--;
     pump->n_refused_since = 0;
 }
 
 /* A call younger than this keeps its place: its request may be here, and not read yet. */
 #define SILENT_GRACE_NS (200 * 1000000ull)
 
-static void no_longer_silent(struct rpc_pump *pump, struct rpc_call *call)
+static void stays(struct rpc_call *call)
 {
-    if (call->is_silent)
-        TAILQ_REMOVE(&pump->silent, call, in_silent);
-    call->is_silent = false;
+    if (call->can_go)
+        TAILQ_REMOVE(&places_of(call)->can_go, call, in_places);
+    call->can_go = false;
 }
 
-/* Under the lock: the place of the oldest call without a message, if it was opened before that time, is free
- * from now on. Returns a ref of that call, which is to be ended when the lock is released. */
-static struct rpc_call *take_silent(struct rpc_pump *pump, uint64_t before_ns)
+/* The place of the oldest call that can go, if it was opened before that time, is free from now on. Returns a
+ * ref of that call, which is to be ended when the lock is released. */
+static struct rpc_call *take_oldest(struct rpc_places *places, uint64_t before_ns)
 {
-    struct rpc_call *call = TAILQ_FIRST(&pump->silent);
+    struct rpc_call *call = TAILQ_FIRST(&places->can_go);
     if (!call || call->opened_ns >= before_ns)
         return NULL;
-    no_longer_silent(pump, call);
-    call->admitted = false;
-    pump->n_admitted--;
+    stays(call);
+    leave_place(call);
     return rpc_call_ref(call);
 }
 
-static void end_silent(struct rpc_call *call)
+/* Without the lock. */
+static void end_oldest(struct rpc_call *call)
 {
     if (!call)
         return;
     rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED,
-                   call->must_prove ? "no proof came in time" : "no request came with the call");
+                   call->is_common    ? "others need its place"
+                   : call->must_prove ? "no proof came in time"
+                                      : "no request came with the call");
     rpc_call_unref(call);
+}
+
+/* Milliseconds after which a refused client may come back; see rpc_pump_admit(). */
+static uint32_t refuse_call(struct rpc_pump *pump, uint32_t max_calls)
+{
+    double waited = pump->ended_ns ? (double)(rpc_now_ns() - pump->ended_ns) : 1e9;
+    double gap = waited > pump->end_gap_ns ? waited : pump->end_gap_ns;
+    double ms = gap * 1e-6 * ++pump->n_refused_since;
+    pump->n_refused++;
+    /* As many calls are being refused as are open: their clients do not fetch the answer. */
+    if (pump->n_calls - pump->main.n_admitted - pump->common.n_admitted > max_calls)
+        return 0;
+    return ms < 1 ? 1 : ms > 60000 ? 60000 : (uint32_t)ms;
 }
 
 bool rpc_pump_admit(struct rpc_pump *pump, struct rpc_call *call, uint32_t max_calls, uint32_t *retry_after_ms_out)
 {
+    uint64_t now = rpc_now_ns();
+    struct rpc_places *places = places_of(call);
+    struct rpc_call *oldest = NULL;
+    uint32_t most = max_calls;
+    if (call->is_common)
+        most = max_calls / 4 > RPC_COMMON_CALLS ? max_calls / 4 : RPC_COMMON_CALLS;
     pthread_mutex_lock(&pump->lock);
-    struct rpc_call *silent = pump->n_admitted >= max_calls ? take_silent(pump, rpc_now_ns() - SILENT_GRACE_NS) : NULL;
-    call->admitted = pump->n_admitted < max_calls;
-    if (call->admitted) {
-        pump->n_admitted++;
-        call->was_admitted = call->is_silent = true;
-        call->opened_ns = rpc_now_ns();
-        TAILQ_INSERT_TAIL(&pump->silent, call, in_silent);
+    if (places->n_admitted >= most)
+        oldest = take_oldest(places, call->is_common ? UINT64_MAX : now - SILENT_GRACE_NS);
+    bool admitted = call->admitted = places->n_admitted < most;
+    if (admitted) {
+        places->n_admitted++;
+        call->was_admitted = call->can_go = true;
+        call->opened_ns = now;
+        TAILQ_INSERT_TAIL(&places->can_go, call, in_places);
     } else {
-        double waited = pump->ended_ns ? (double)(rpc_now_ns() - pump->ended_ns) : 1e9;
-        double gap = waited > pump->end_gap_ns ? waited : pump->end_gap_ns;
-        double ms = gap * 1e-6 * ++pump->n_refused_since;
-        pump->n_refused++;
-        *retry_after_ms_out = ms < 1 ? 1 : ms > 60000 ? 60000 : (uint32_t)ms;
-        if (pump->n_calls - pump->n_admitted > max_calls)
-            *retry_after_ms_out =
-                /* As many calls are being refused as are open: their clients do not fetch the answer. */
-                0;
+        *retry_after_ms_out = refuse_call(pump, max_calls);
     }
-    bool admitted = call->admitted;
     pthread_mutex_unlock(&pump->lock);
-    end_silent(silent);
+    end_oldest(oldest);
     return admitted;
 }
 
 void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call)
 {
     pthread_mutex_lock(&pump->lock);
-    no_longer_silent(pump, call);
+    if (!call->is_common)
+        stays(call);
     pthread_mutex_unlock(&pump->lock);
 }
 
 void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns)
 {
-    struct rpc_call *silent;
+    struct rpc_call *oldest;
     do {
         pthread_mutex_lock(&pump->lock);
-        silent = take_silent(pump, before_ns);
+        oldest = take_oldest(&pump->main, before_ns);
         pthread_mutex_unlock(&pump->lock);
-        end_silent(silent);
-    } while (silent);
+        end_oldest(oldest);
+    } while (oldest);
 }
 
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
 {
     pthread_mutex_lock(&pump->lock);
     LIST_REMOVE(call, in_pump);
-    no_longer_silent(pump, call);
+    stays(call);
     pump->n_calls--;
     pump->n_other++;
-    if (call->admitted)
-        pump_note_end(pump);
+    if (call->admitted) {
+        leave_place(call);
+        if (!call->is_common)
+            note_end(pump);
+    }
     pthread_cond_broadcast(&pump->changed);
     pthread_mutex_unlock(&pump->lock);
 }

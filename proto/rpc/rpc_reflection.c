@@ -277,5 +277,6 @@ void rpc_reflection_method(struct rpc_reflection *r, struct rpc_service_method *
         .handlers = {.on_message = reflection_message, .on_half_close = reflection_half_close},
         .on_open = reflection_open,
         .open_user = r,
+        .is_common = true,
     };
 }

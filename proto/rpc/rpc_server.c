@@ -143,12 +143,11 @@ static void open_refused(struct rpc_call *call, void *user)
         rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, TEXT);
 }
 
-static bool call_admit(struct rpc_server *s, struct rpc_call *call, bool reserve)
+static bool call_admit(struct rpc_server *s, struct rpc_call *call)
 {
     uint32_t retry_after_ms = 0;
     call->was_admitted = !s->max_calls;
-    if (!s->max_calls ||
-        rpc_pump_admit(&s->pump, call, s->max_calls + (reserve ? RPC_RESERVED_CALLS : 0), &retry_after_ms))
+    if (!s->max_calls || rpc_pump_admit(&s->pump, call, s->max_calls, &retry_after_ms))
         return true;
     rpc_call_run_server(call, open_refused, retry_after_ms ? &retry_after_ms : NULL);
     return false;
@@ -160,7 +159,8 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         const struct rpc_service_method *m = &s->methods[i];
         if (strcmp(m->path, call->path) != 0)
             continue;
-        if (!call_admit(s, call, m->reserve))
+        call->is_common = m->is_common;
+        if (!call_admit(s, call))
             return;
         call->handlers = m->handlers;
         call->incoming = m->request;
@@ -169,7 +169,8 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         rpc_call_run_server(call, m->on_open, m->open_user);
         return;
     }
-    if (call_admit(s, call, false))
+    call->is_common = true;
+    if (call_admit(s, call))
         rpc_call_run_server(call, open_unknown, NULL);
 }
 

@@ -3,12 +3,13 @@ read. While they go on others are served, and afterwards the memory is back.
 
 Default: attacks of a second. TANDEM_LONG=security: longer ones, and on more connections.
 """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
-import attacks
+import attacks, h2
+from concurrent import futures
 from harness import *
-from client import Client, grpc, request
+from client import Client, grpc, request, worker_pb
 from lab import LEFT, LONG, MIB, memory
 
 SECONDS, CONNECTIONS = (4, 36) if LONG else (1, 12)
@@ -113,6 +114,41 @@ def test_readers_without_a_window_are_bounded():
 
 
 @test
+def test_calls_that_anybody_may_make_take_no_place_of_others():
+    """Watching health and reflection need no key and no proof, and end when the client likes."""
+    watch, reflect = "/grpc.health.v1.Health/Watch", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    with Cluster(plan="split", router_args=["--max-calls", "200"]) as c:
+        ask(c)
+        held = []
+        for address in (c.router.address, c.router.joins, c["decode-0"].address, c["prefill-0"].address):
+            for path in (watch, reflect):
+                held.append(h2.Connection(address))
+                for _ in range(400):
+                    held[-1].write(held[-1].open(path), h2.message(b""), end=path == watch)
+            held.append(h2.Connection(address))
+            for _ in range(400):
+                held[-1].write(held[-1].open("/nothing"), h2.message(b""), end=True)
+        time.sleep(1)
+        assert ask(c) < 10 * SLOW
+        c["decode-0"].kill(signal.SIGSTOP)  # its stream is made anew
+        time.sleep(1.5 * SLOW)
+        c["decode-0"].kill(signal.SIGCONT)
+        c.wait_ready()
+        c.add_router()
+        with grpc.insecure_channel(c.router.joins) as channel:
+            join = channel.unary_unary("/tandem.worker.v1.Registry/Join", response_deserializer=bytes,
+                                       request_serializer=lambda m: m.SerializeToString())
+            join(worker_pb.JoinRequest(address=b"127.0.0.1:1", incarnation=5, nonce=bytes(16)), timeout=10 * SLOW)
+        for p in (c.router, c["decode-0"]):
+            with grpc.insecure_channel(p.address) as channel:
+                check = channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=bytes)
+                check(b"", timeout=10 * SLOW)
+        for h in held:
+            h.close()
+        c.audit()
+
+
+@test
 def test_wrong_hellos_are_bounded():
     attacked(attacks.wrong_hellos, at="worker")
 
@@ -120,6 +156,43 @@ def test_wrong_hellos_are_bounded():
 @test
 def test_long_messages_before_the_hello_are_bounded():
     attacked(attacks.long_messages_before_the_hello, at="worker")
+
+
+@test
+def test_messages_before_the_proof_are_short_on_both_sides():
+    """A message of many empty parts takes sixteen times its size when it is unpacked."""
+    parts = lambda field, part: b"".join([bytes([field]), bytes([128 + len(part) % 128]), bytes([128 + (len(part) >> 7) % 128]),
+                                          bytes([len(part) >> 14]), part])
+    leg, tokens = parts(0x12, b"\x42\0" * 100000), parts(0x1a, b"\x0a\0" * 100000)
+    with Cluster(plan="split", decode=2, router_args=["--log-level", "debug"]) as c:
+        with grpc.insecure_channel(c["decode-0"].address) as channel:
+            attach = channel.stream_stream("/tandem.worker.v1.Worker/Attach")
+            for sent, code in ((leg, "RESOURCE_EXHAUSTED"), (leg[:3000], "INVALID_ARGUMENT")):
+                try:
+                    raise AssertionError(list(attach(iter([sent]), timeout=10 * SLOW)))
+                except grpc.RpcError as e:
+                    assert e.code().name == code, e
+        lost = c["decode-1"]
+        lost.kill()
+        lost.child.wait()
+
+        def answer(messages, context):
+            next(messages)
+            yield tokens
+        server = grpc.server(futures.ThreadPoolExecutor(8))
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
+            "tandem.worker.v1.Worker", {"Attach": grpc.stream_stream_rpc_method_handler(answer)})])
+        server.add_insecure_port(lost.address)
+        server.start()
+        try:
+            why = r"side=client method=/tandem.worker.v1.Worker/Attach .*a message of over 4096 bytes before the proof"
+            wait_until(lambda: re.search(why, c.log("router")), 20, lambda: c.log("router"))
+        finally:
+            server.stop(None).wait()
+        lost.start()
+        c.wait_ready(60)
+        ask(c)
+        c.audit()
 
 
 @test
