@@ -51,9 +51,10 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     struct origin from;
     struct sockaddr_in6 peer, local; /* with TLS: its two ends, also of IPv4; else its socket knows them */
     uint32_t n_calls;
-    uint64_t idle_ns;  /* since when it has no call */
-    uint32_t n_silent; /* calls that ended without a message since silent_ns */
-    uint64_t silent_ns;
+    bool is_used;     /* a call of it was answered */
+    uint64_t idle_ns; /* since when it has no call */
+    uint32_t waste;   /* of calls that ended since waste_ns */
+    uint64_t waste_ns;
 };
 
 struct flood { /* new connections from there are refused until then */
@@ -299,14 +300,15 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Whether too many calls of the connection have ended without a message. */
-static bool is_flood(struct connection *c, uint64_t now)
+/* Whether the calls of the connection that came to nothing are too many. */
+static bool is_flood(struct connection *c, uint32_t waste, uint64_t now)
 {
-    if (now - c->silent_ns > NS_PER_S) {
-        c->silent_ns = now;
-        c->n_silent = 0;
+    if (now - c->waste_ns > NS_PER_S) {
+        c->waste_ns = now;
+        c->waste = 0;
     }
-    return ++c->n_silent > RPC_SILENT_CALLS;
+    c->waste += waste;
+    return c->waste > RPC_WASTE_MOST;
 }
 
 static void remember_flood(struct rpc_door *d, const struct origin *from, uint64_t now)
@@ -329,7 +331,23 @@ static bool must_wait(struct rpc_door *d, const struct origin *from)
     return waits;
 }
 
-void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent)
+/* Closes the connection, and those from its address that were made long ago and never used. */
+static void end_flood(struct rpc_door *d, struct connection *flood, uint64_t now)
+{
+    struct origin from = flood->from;
+    remember_flood(d, &from, now);
+    cut(d, flood);
+    d->stats.n_flood++;
+    for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
+        struct connection *c = &d->connections[fd];
+        if (c->cookie && !c->n_calls && !c->is_used && now - c->idle_ns > NS_PER_S && is_same(&c->from, &from)) {
+            cut(d, c);
+            d->stats.n_idle++;
+        }
+    }
+}
+
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste)
 {
     uint64_t now = clock_now(&d->clock);
     bool is_cut = false;
@@ -337,16 +355,14 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
-        is_cut = was_silent && is_flood(c, now);
+        c->is_used |= !waste;
+        is_cut = waste && is_flood(c, waste, now);
     }
-    if (is_cut) {
-        remember_flood(d, &c->from, now);
-        cut(d, c);
-    }
-    d->stats.n_flood += is_cut;
+    if (is_cut)
+        end_flood(d, c, now);
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
-        warn(d, "connection closed: it opens calls and sends no request");
+        warn(d, "connection closed: it opens calls and gives them up");
 }
 
 struct rpc_door_stats rpc_door_stats(struct rpc_door *d)

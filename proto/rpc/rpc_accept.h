@@ -32,7 +32,7 @@
 #include "base/log.h"
 #include "base/status.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_SILENT_CALLS = 250, RPC_FLOOD_WAIT_MS = 2000 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_FLOOD_WAIT_MS = 2000 };
 
 struct rpc_door;
 struct rpc_tls;
@@ -76,7 +76,15 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
-/* was_silent: the call was admitted and brought no message. A connection with more than RPC_SILENT_CALLS such
- * calls in a second is closed, and its address gets no other for RPC_FLOOD_WAIT_MS, unless it is this host's.
- * (No longer, because others may be behind the same address.) */
-void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, bool was_silent);
+/*
+ * waste: 0 for a call that was answered, or that was given up later than RPC_YOUNG_MS after it began. A
+ * connection with more than RPC_WASTE_MOST in a second is closed, with those from its address that have been
+ * open for a second without a call that was answered, and the address gets no other for RPC_FLOOD_WAIT_MS,
+ * unless it is this host's. (No longer, because others may be behind the same address.)
+ *
+ * gRPC reads faster than calls are handled, and keeps some 9 KiB for each, also for those that were reset
+ * meanwhile. So calls of a connection that was closed here are dropped unseen (rpc_door_call_begin() gives 0):
+ * otherwise what a flood had sent before it was noticed hides the next flood.
+ */
+enum { RPC_WASTE_SILENT = 4, RPC_WASTE_YOUNG = 1, RPC_WASTE_MOST = 1000, RPC_YOUNG_MS = 1000 };
+void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste);

@@ -257,12 +257,20 @@ static const char *call_client_outcome(const struct rpc_call *call, char buffer[
     return buffer;
 }
 
+/* For rpc_door_call_end(): it brought no message, or it was ended, by whomever, before it was answered. */
+static uint32_t call_waste(const struct rpc_call *call)
+{
+    if (call->was_admitted && !call->n_received)
+        return RPC_WASTE_SILENT;
+    return call->recv_cancelled && rpc_now_ns() - call->opened_ns < RPC_YOUNG_MS * 1000000ull ? RPC_WASTE_YOUNG : 0;
+}
+
 /* Nothing of the call is left inside gRPC. */
 static void call_release(struct rpc_call *call)
 {
     grpc_call_unref(call->grpc);
     if (call->door)
-        rpc_door_call_end(call->door, call->fd, call->connection, call->was_admitted && !call->n_received);
+        rpc_door_call_end(call->door, call->fd, call->connection, call_waste(call));
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }

@@ -102,14 +102,21 @@ static int descriptor_of(grpc_call *grpc)
     return fd;
 }
 
+/* NULL: its connection was closed as a flood, which may have left many. They cost as little as they can. */
 static struct rpc_call *call_of_slot(struct rpc_slot *slot)
 {
+    int fd = descriptor_of(slot->grpc);
+    uint64_t connection = rpc_door_call_begin(slot->server->door, fd);
+    if (!connection) {
+        grpc_call_unref(slot->grpc);
+        return NULL;
+    }
     char *path = text_of_slice(slot->details.method);
     struct rpc_call *call = rpc_call_new(&slot->server->pump, true, path);
     free(path);
     call->grpc = slot->grpc;
-    call->fd = descriptor_of(slot->grpc);
-    call->connection = rpc_door_call_begin(slot->server->door, call->fd);
+    call->fd = fd;
+    call->connection = connection;
     call->door = slot->server->door;
     gpr_timespec deadline = slot->details.deadline;
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0)
@@ -147,6 +154,7 @@ static bool call_admit(struct rpc_server *s, struct rpc_call *call)
 {
     uint32_t retry_after_ms = 0;
     call->was_admitted = !s->max_calls;
+    call->opened_ns = rpc_now_ns();
     if (!s->max_calls || rpc_pump_admit(&s->pump, call, s->max_calls, &retry_after_ms))
         return true;
     rpc_call_run_server(call, open_refused, retry_after_ms ? &retry_after_ms : NULL);

@@ -226,19 +226,21 @@ START_TEST(test_door_refuses_when_all_have_calls)
 }
 END_TEST
 
-START_TEST(test_door_closes_who_opens_calls_without_a_request)
+START_TEST(test_door_closes_who_makes_calls_for_nothing)
 {
     open_door("127.0.0.1:0", 0, 0);
-    int fds[] = {greet(), greet()};
-    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++) /* with requests as many as it likes */
-        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), false);
-    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++)
-        rpc_door_call_end(door, taken[1], rpc_door_call_begin(door, taken[1]), true);
-    UNTIL(is_closed(fds[1]));
+    int fds[] = {greet(), greet(), greet()};
+    for (int i = 0; i <= RPC_WASTE_MOST; i++) { /* calls that are answered as many as it likes */
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), 0);
+        rpc_door_call_end(door, taken[1], rpc_door_call_begin(door, taken[1]), RPC_WASTE_YOUNG);
+    }
+    for (int i = 0; i <= RPC_WASTE_MOST / RPC_WASTE_SILENT; i++)
+        rpc_door_call_end(door, taken[2], rpc_door_call_begin(door, taken[2]), RPC_WASTE_SILENT);
+    UNTIL(is_closed(fds[1]) && is_closed(fds[2]));
     ck_assert(!is_closed(fds[0]));
-    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 1);
-    close(fds[0]);
-    close(fds[1]);
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 2);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
     close_door();
 }
 END_TEST
@@ -305,8 +307,8 @@ START_TEST(test_door_lets_the_address_of_a_flood_wait)
     }
     open_door(listen, 100, 0);
     int flooding = greet(), other = greet();
-    for (int i = 0; i < RPC_SILENT_CALLS + 1; i++)
-        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), true);
+    for (int i = 0; i <= RPC_WASTE_MOST / RPC_WASTE_SILENT; i++)
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), RPC_WASTE_SILENT);
     uint64_t begin = now_ns();
     UNTIL(is_closed(flooding));
     int fd = dial(NULL, 0);
@@ -404,7 +406,7 @@ int main(void)
     tcase_add_test(tc, test_door_drops_the_oldest_of_too_many_that_are_silent);
     tcase_add_test(tc, test_door_closes_the_longest_idle_to_make_room);
     tcase_add_test(tc, test_door_refuses_when_all_have_calls);
-    tcase_add_test(tc, test_door_closes_who_opens_calls_without_a_request);
+    tcase_add_test(tc, test_door_closes_who_makes_calls_for_nothing);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
     tcase_add_test(tc, test_door_bounds_each_address);
     tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);

