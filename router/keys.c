@@ -580,19 +580,19 @@ void keys_charge_output(struct api_keys *k, struct api_key *key, uint32_t n_toke
     pthread_mutex_unlock(&k->lock);
 }
 
-void keys_opened(struct api_keys *k, struct api_key *key)
+void keys_opened(struct api_keys *k, struct api_key *key, uint32_t n_choices)
 {
     pthread_mutex_lock(&k->lock);
-    key->n_open++;
-    key->tenant->n_open++;
+    key->n_open += n_choices;
+    key->tenant->n_open += n_choices;
     pthread_mutex_unlock(&k->lock);
 }
 
-void keys_ended(struct api_keys *k, struct api_key *key, bool is_free, uint32_t n_prompt_tokens)
+void keys_ended(struct api_keys *k, struct api_key *key, uint32_t n_choices, bool is_free, uint32_t n_prompt_tokens)
 {
     pthread_mutex_lock(&k->lock);
-    key->n_open--;
-    key->tenant->n_open--;
+    key->n_open -= n_choices;
+    key->tenant->n_open -= n_choices;
     if (is_free) {
         put_back(key, REQUESTS, 1);
         put_back(key, PROMPT, n_prompt_tokens);

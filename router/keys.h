@@ -71,10 +71,9 @@ enum td_status keys_take(struct api_keys *k, struct api_key *key, uint32_t n_pro
 enum td_status keys_take_text(struct api_keys *k, struct api_key *key, uint64_t now_ns, uint32_t *retry_after_ms_out,
                               struct td_error *error_out);
 void keys_charge_output(struct api_keys *k, struct api_key *key, uint32_t n_tokens);
-/* A request opens, or ends: each answer of n counts. is_free: it was never placed, and gets back what
- * keys_take() took. */
-void keys_opened(struct api_keys *k, struct api_key *key);
-void keys_ended(struct api_keys *k, struct api_key *key, bool is_free, uint32_t n_prompt_tokens);
+/* Answers open, or end. is_free: the request was never placed, and gets back what keys_take() took. */
+void keys_opened(struct api_keys *k, struct api_key *key, uint32_t n_choices);
+void keys_ended(struct api_keys *k, struct api_key *key, uint32_t n_choices, bool is_free, uint32_t n_prompt_tokens);
 
 /* ------------------------------------------------------------ for tandem key */
 

@@ -76,12 +76,14 @@ void request_drop(struct request *q)
     request_free(q);
 }
 
-/* One request less of its key. What was never placed cost nothing. */
+/* One answer less of its key, and of the first one also those that have not begun. What was never placed cost
+ * nothing. */
 static void give_back(struct request *q)
 {
-    bool is_first = !q->p.sampling.choice;
+    bool is_first = !q->p.sampling.choice, begun = q->choices && q->choices->begun;
     if (q->is_counted)
-        keys_ended(q->router->keys, q->p.key, !q->placed_ns && is_first, q->p.sampling.n_prompt);
+        keys_ended(q->router->keys, q->p.key, is_first && !begun ? q->p.n_choices : 1, !q->placed_ns && is_first,
+                   q->p.sampling.n_prompt);
 }
 
 void request_free(struct request *q)

@@ -137,8 +137,8 @@ void router_enqueue(struct router *r, struct request *q)
 {
     TAILQ_INSERT_TAIL(&r->requests, q, in_router);
     q->is_counted = q->p.key != NULL;
-    if (q->is_counted)
-        keys_opened(r->keys, q->p.key);
+    if (q->is_counted && !q->p.sampling.choice) /* at once for all choices, which begin later */
+        keys_opened(r->keys, q->p.key, q->p.n_choices);
     r->n_queued++;
     r->queued_tokens += q->p.n_ids;
     r->n_unsubmitted++;

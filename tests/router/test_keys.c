@@ -207,16 +207,16 @@ START_TEST(test_keys_share_a_rate_among_routers_and_get_back_what_was_not_placed
     while (take(k, key, 1, now, &late))
         n++;
     ck_assert_uint_eq(n, 20); /* this one of three routers */
-    keys_opened(k, key);
-    keys_ended(k, key, true, 1);
+    keys_opened(k, key, 1);
+    keys_ended(k, key, 1, true, 1);
     ck_assert(take(k, key, 1, now, &late));
     ck_assert(!take(k, key, 1, now, &late));
     now += 600 * NS_PER_S;
     keys_share(k, 1, UINT32_MAX);
     for (int i = 0; i < 40; i++)
-        keys_opened(k, key);
+        keys_opened(k, key, 1);
     ck_assert(!take(k, key, 1, now, &late)); /* as many are open as may be */
-    keys_ended(k, key, false, 1);
+    keys_ended(k, key, 1, false, 1);
     ck_assert(take(k, key, 1, now, &late));
     keys_close(k);
 }
@@ -256,7 +256,7 @@ START_TEST(test_keys_of_one_tenant_share_what_it_may_have_open)
     struct api_key *first = find(k, a), *other = find(k, b), *second = find(k, c);
     keys_share(k, 1, 10);
     for (int i = 0; i < 10; i++)
-        keys_opened(k, i % 2 ? first : second);
+        keys_opened(k, i % 2 ? first : second, 1);
     ck_assert_int_eq(keys_take(k, second, 1, 1, NS_PER_S, &late, &e), TD_ERR_REFUSED);
     ck_assert_str_eq(e.text, "10 requests of the tenant are open, of 10");
     ck_assert(take(k, other, 1, NS_PER_S, &late));
@@ -265,7 +265,7 @@ START_TEST(test_keys_of_one_tenant_share_what_it_may_have_open)
         find(k, b);
     ck_assert_int_eq(keys_take(k, other, 1, 1, NS_PER_S, &late, &e), TD_ERR_REFUSED);
     for (int i = 0; i < 10; i++)
-        keys_ended(k, i % 2 ? first : second, false, 1);
+        keys_ended(k, i % 2 ? first : second, 1, false, 1);
     ck_assert(!keys_take(k, other, 1, 10, NS_PER_S, &late, &e));
     ck_assert(keys_take(k, other, 1, 11, NS_PER_S, &late, &e)); /* a request of eleven answers */
     keys_close(k);

@@ -1,5 +1,5 @@
 """API keys: whose request it is comes from the key, and what a key may have is bounded."""
-import os, sys
+import os, sys, threading
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
@@ -93,8 +93,9 @@ def test_rates_concurrency_and_pins_of_one_key_cost_others_nothing():
         words = Caller("", make_key(path, "words", output_tokens_per_minute=30))
         pins = Caller("", make_key(path, "pins", pin_blocks=8))
         free = Caller("", make_key(path, "free"))
+        eight = Caller("", make_key(path, "eight", concurrency=8))
         with Cluster(plan="split", router_args=["--api-keys", path]) as c:
-            for caller in (few, words, pins, free):
+            for caller in (few, words, pins, free, eight):
                 caller.address = c.router.address
             codes = [few.generate(ids=[i + 1, 2, 3]) for i in range(8)]
             assert [code for code, _ in codes] == ["OK"] * 5 + ["RESOURCE_EXHAUSTED"] * 3, codes
@@ -111,6 +112,22 @@ def test_rates_concurrency_and_pins_of_one_key_cost_others_nothing():
             assert code == "RESOURCE_EXHAUSTED" and "tenant has pinned 6 of at most 8" in why, (code, why)
             for i in range(10):
                 assert free.generate(ids=[i + 1, 5, 6])[0] == "OK" and pin(free, 10 + i)[0] == "OK"
+            # all answers of a request count from the moment it is taken, and until they have ended
+            got = {}
+
+            def several(first, n):
+                got[first] = n, eight.generate(ids=[first] + [7] * 1500, max_tokens=600, sampling__n=n, greedy=False,
+                                               stopping__ignore_eos=True)
+            threads = [threading.Thread(target=several, args=(20 + i, n)) for i, n in enumerate((5, 5, 4, 4, 3))]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            taken = [n for n, (code, _) in got.values() if code == "OK"]
+            refused = [why for _, (code, why) in got.values() if code == "RESOURCE_EXHAUSTED"]
+            assert 1 <= len(taken) <= 2 and sum(taken) <= 8 and len(refused) == 5 - len(taken), got
+            assert all("requests of the key are open, of 8" in why for why in refused), refused
+            assert eight.generate(sampling__n=8)[0] == "OK"
             c.audit()
 
 
