@@ -335,10 +335,10 @@ static enum td_status open_admin(struct router *r, struct td_error *e)
     bool is_tcp = strcmp(o->admin_listen, "auto") && strncmp(o->admin_listen, "unix:", 5);
     if (!strcmp(o->admin_listen, "none"))
         return TD_OK;
-    if (is_tcp && !(o->admin_key && *o->admin_key) && !o->tls.ca)
+    if (is_tcp && !(o->admin_key && *o->admin_key) && !(o->tls.ca && o->tls.cert))
         return td_fail(e, TD_ERR_INVALID,
-                       "--admin-listen %s: every user of this host reaches it; give --admin-key, --tls-ca, or "
-                       "a unix socket",
+                       "--admin-listen %s: every user of this host reaches it; give --admin-key, --tls-cert with "
+                       "--tls-ca, or a unix socket",
                        o->admin_listen);
     /* Without TLS the key passes in the clear. */
     enum td_status s = is_tcp ? reach_guard("--admin-listen", o->admin_listen, o->tls.cert, o->is_insecure, e) : TD_OK;

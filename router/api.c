@@ -81,6 +81,21 @@ static bool admit(struct router *r, struct rpc_call *call, struct api_key **key_
     return false;
 }
 
+/* Whether the model may be named in the answer to this key. */
+static bool may_use(struct router *r, const struct api_key *key, const char *lora)
+{
+    struct td_error e;
+    return !key || !keys_allow(r->keys, key, r->model_name, lora, &e);
+}
+
+/* params_model(), and whether the key is for it. */
+static enum td_status check_model(struct router *r, const struct api_key *key, ProtobufCBinaryData model,
+                                  struct td_error *e)
+{
+    enum td_status s = params_model(r, model, e);
+    return s || !key ? s : keys_allow(r->keys, key, r->model_name, NULL, e);
+}
+
 /* False: the call was refused, because its key has asked for too many texts in this minute. */
 static bool take_text(struct router *r, struct rpc_call *call, struct api_key *key)
 {
@@ -299,7 +314,7 @@ static void on_tokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct api_key *key;
     if (!admit(r, call, &key))
         return;
-    enum td_status s = params_model(r, m->model, &e);
+    enum td_status s = check_model(r, key, m->model, &e);
     if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT)
         s = params_chat_fits(r, m->chat, &e);
     else if (!s && m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT)
@@ -341,7 +356,7 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
     struct api_key *key;
     if (!admit(r, call, &key))
         return;
-    enum td_status s = params_model(r, m->model, &e);
+    enum td_status s = check_model(r, key, m->model, &e);
     if (!s && m->n_ids > params_context(r))
         s = td_fail(&e, TD_ERR_INVALID, "ids: %zu, at most the context of %u", m->n_ids, params_context(r));
     if (s)
@@ -367,8 +382,8 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     if (r->known)
         block_key_hex(&r->fingerprint, hex);
     for (uint32_t i = 0; i < r->n_adapters; i++) /* the names never change once they are known */
-        loras[i] = rpc_data(r->adapters[i].name);
-    info.n_loras = r->n_adapters;
+        if (may_use(r, key, r->adapters[i].name))
+            loras[info.n_loras++] = rpc_data(r->adapters[i].name);
     info.loras = loras;
     memcpy(numerics, r->numerics, sizeof(numerics));
     pthread_mutex_unlock(&r->hello_lock);
@@ -382,7 +397,7 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     info.max_stop_bytes = ASK_MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
     info.chat = chat_template_present(r->chat);
-    answer.n_models = 1;
+    answer.n_models = may_use(r, key, NULL);
     answer.models = list;
     rpc_call_send(call, &answer.base);
     rpc_call_finish(call, RPC_OK, "", 0);

@@ -461,7 +461,7 @@ enum td_status keys_allow(struct api_keys *k, const struct api_key *key, const c
                           struct td_error *error_out)
 {
     pthread_mutex_lock(&k->lock);
-    bool has_model = has_name(&key->limits.models, model), has_lora = has_name(&key->limits.loras, lora);
+    bool has_model = has_name(&key->limits.models, model), has_lora = !lora || has_name(&key->limits.loras, lora);
     pthread_mutex_unlock(&k->lock);
     if (!has_model)
         return td_fail(error_out, TD_ERR_FORBIDDEN, "model: the key is not for %s", model);

@@ -56,7 +56,8 @@ struct key_terms { /* a copy of what a key is good for */
     uint64_t tenant_id;  /* ring_id() of tenant */
 };
 void keys_terms(struct api_keys *k, const struct api_key *key, struct key_terms *out);
-/* Whether the key may use the model and the adapter ("": none). TD_ERR_FORBIDDEN names the field. */
+/* Whether the key may use the model and the adapter ("": none; NULL: not asked). TD_ERR_FORBIDDEN names the
+ * field. */
 enum td_status keys_allow(struct api_keys *k, const struct api_key *key, const char *model, const char *lora,
                           struct td_error *error_out);
 

@@ -83,7 +83,7 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
  * unless it is this host's. (No longer, because others may be behind the same address.)
  *
  * gRPC reads faster than calls are handled, and keeps some 9 KiB for each, also for those that were reset
- * meanwhile. So calls of a connection that was closed here are dropped unseen (rpc_door_call_begin() gives 0):
+ * meanwhile. So calls of a connection that was closed here are dropped unseen (call_begin gives 0):
  * otherwise what a flood had sent before it was noticed hides the next flood.
  */
 enum { RPC_WASTE_SILENT = 4, RPC_WASTE_YOUNG = 1, RPC_WASTE_MOST = 1000, RPC_YOUNG_MS = 1000 };

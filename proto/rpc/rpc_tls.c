@@ -109,7 +109,7 @@ static enum td_status make_context(const char *const paths[FILES], SSL_CTX **out
     SSL_CTX_set_min_proto_version(c, TLS1_2_VERSION);
     SSL_CTX_set_options(c, SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_CIPHER_SERVER_PREFERENCE);
     SSL_CTX_set_mode(c, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF); /* tickets, which cost no memory here, stay */
+    SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF); /* tickets, which cost no memory, stay */
     SSL_CTX_set_session_id_context(c, (const unsigned char *)"tandem", 6);
     SSL_CTX_set_alpn_select_cb(c, choose_h2, NULL);
     enum td_status s = load(c, paths[0], paths[1], paths[2], e);
@@ -118,6 +118,9 @@ static enum td_status make_context(const char *const paths[FILES], SSL_CTX **out
         return s;
     }
     if (paths[2]) {
+        /* A session that is resumed shows no certificate: an expired one would be good for ever. */
+        SSL_CTX_set_options(c, SSL_OP_NO_TICKET);
+        SSL_CTX_set_num_tickets(c, 0);
         SSL_CTX_set_verify(c, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
         SSL_CTX_set_client_CA_list(c, SSL_load_client_CA_file(paths[2]));
     }

@@ -52,6 +52,15 @@ def test_the_tenant_is_the_keys_and_nobody_elses_cache_can_be_asked_for():
                     assert caller.call(method, message, response)[0] == "UNAUTHENTICATED", method
                 assert caller.generate()[0] == "UNAUTHENTICATED"
             one, other = Caller(c.router.address, hospital), Caller(c.router.address, bank)
+            third = Caller(c.router.address, make_key(path, "other-model", models=["another"]))
+            wait_until(lambda: third.generate()[0] == "PERMISSION_DENIED", 10, "the file is read again")
+            for method, message, response in (("Tokenize", pb.TokenizeRequest(text=b"a"), pb.TokenizeResponse),
+                                              ("Detokenize", pb.DetokenizeRequest(ids=[1]), pb.DetokenizeResponse)):
+                code, why = third.call(method, message, response)
+                assert code == "PERMISSION_DENIED" and why.startswith("model: "), (method, code, why)
+                assert other.call(method, message, response)[0] == "OK", method  # loras do not matter here
+            code, models = third.call("ListModels", pb.ListModelsRequest(), pb.ListModelsResponse)
+            assert code == "OK" and not models.models, models
             assert one.generate()[0] == "OK"
             code, end = one.generate(tenant=b"hospital")
             assert code == "OK" and cached(end) >= 112, end

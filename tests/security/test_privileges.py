@@ -35,7 +35,8 @@ def test_a_run_directory_of_others_is_not_used():
         ours = subprocess.Popen(["sleep", "60"])
         try:
             for owner, mode, why in ((NOBODY, 0o700, f"belongs to another user (uid {NOBODY})"),
-                                     (os.geteuid(), 0o777, "others may write into it"), (None, None, "is no directory")):
+                                     (os.geteuid(), 0o777, "others may write into it"),
+                                     (None, None, "is no directory")):
                 if owner is None:
                     os.rename(run, run + "-real")
                     os.symlink(run + "-real", run)

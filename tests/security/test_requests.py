@@ -168,8 +168,9 @@ def test_long_messages_before_the_hello_are_bounded():
 @test
 def test_messages_before_the_proof_are_short_on_both_sides():
     """A message of many empty parts takes sixteen times its size when it is unpacked."""
-    parts = lambda field, part: b"".join([bytes([field]), bytes([128 + len(part) % 128]), bytes([128 + (len(part) >> 7) % 128]),
-                                          bytes([len(part) >> 14]), part])
+    def parts(field, part):
+        n = len(part)
+        return bytes([field, 128 + n % 128, 128 + (n >> 7) % 128, n >> 14]) + part
     leg, tokens = parts(0x12, b"\x42\0" * 100000), parts(0x1a, b"\x0a\0" * 100000)
     with Cluster(plan="split", decode=2, router_args=["--log-level", "debug"]) as c:
         with grpc.insecure_channel(c["decode-0"].address) as channel:

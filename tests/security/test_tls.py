@@ -32,6 +32,24 @@ def refused(call):
     return False
 
 
+def resumes(address, version, ca, pair=None):
+    """Whether a second connection may go on with the session of the first."""
+    context = ssl.create_default_context(cafile=ca)
+    context.set_alpn_protocols(["h2"])
+    context.minimum_version = context.maximum_version = version
+    if pair:
+        context.load_cert_chain(*pair)
+    host, port = address.rsplit(":", 1)
+    session = None
+    for _ in range(2):
+        s = socket.create_connection((host, int(port)), timeout=5 * SLOW)
+        with context.wrap_socket(s, server_hostname=host, session=session) as s:
+            s.sendall(h2.PREFACE + h2.frame(h2.SETTINGS))
+            assert s.recv(100)  # the server's settings, and tickets before them
+            session, is_reused = s.session, s.session_reused
+    return is_reused
+
+
 def shake(address, ca=None, version=None, takes_bytes=0):
     """A handshake by hand; returns the socket, whose kernel takes no more than these bytes unread."""
     context = ssl.create_default_context(cafile=ca)
@@ -95,6 +113,7 @@ def test_clients_get_the_same_tokens_by_tls_and_others_are_refused():
             for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                 with shake(plain.router.address, ours.pem, version) as s:
                     assert s.selected_alpn_protocol() == "h2" and s.version() == version.name.replace("_", ".")
+                assert resumes(plain.router.address, version, ours.pem)
             with shake(plain.router.address, ours.pem) as s:  # TLS, and then another protocol
                 s.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -115,6 +134,8 @@ def test_processes_of_a_cluster_show_certificates_to_each_other():
             assert len(good.all(ASKED)[1]) == 16
             run = commands(c.router.address, ca=ours.pem, cert=client[0], key=client[1])
             assert run("generate", "--max-tokens", "4", "x").returncode == 0
+            for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):  # else an expired one stays good
+                assert not resumes(c.router.address, version, ours.pem, client), version
             # without a certificate, or with one of others
             assert refused(lambda: stub(c.router.address, ours.pem).all(ASKED, timeout=5 * SLOW))
             for pair in (theirs.sign("stranger"), ours.sign("late", days="-1")):
@@ -248,6 +269,7 @@ def test_listeners_and_files_are_checked_at_the_start():
                            ([*local, *words(pair), "--tls-ca", pair[1]], "--tls-ca"),
                            ([*local, "--tls-client-ca", ours.pem], "--tls-cert: is missing"),
                            ([*open_to_all, *words(pair)], "nothing proves who connects"),
+                           ([*local, "--admin-listen", "127.0.0.1:0", "--tls-ca", ours.pem], "--admin-key"),
                            ([*open_to_all, "--api-keys", keys], "nothing proves who connects")):
             code, line = start(*args)
             assert code == 2 and said in line, (args, code, line)
