@@ -40,6 +40,17 @@ static bool is_here(const char *address)
     return is_bound;
 }
 
+/* The admin socket is beside the router's unix socket, where others may have put one of theirs. */
+static enum td_status check_beside(const char *router, const char *socket, struct td_error *e)
+{
+    struct stat client, admin;
+    if (lstat(router + strlen("unix:"), &client) || lstat(socket + strlen("unix:"), &admin) ||
+        client.st_uid == admin.st_uid)
+        return TD_OK;
+    return td_fail(e, TD_ERR_REFUSED, "%s: belongs to user %u, and the router's socket to user %u",
+                   socket + strlen("unix:"), (unsigned)admin.st_uid, (unsigned)client.st_uid);
+}
+
 enum td_status admin_address(const struct admin_at *at, char out[ADMIN_ADDRESS_BYTES], struct td_error *e)
 {
     const char *told = or_environment(at->admin, "TANDEM_ADMIN"), *router = cli_router(at->router);
@@ -58,6 +69,8 @@ enum td_status admin_address(const struct admin_at *at, char out[ADMIN_ADDRESS_B
     if (is_in_dir && private_dir_check(dir, e)) /* somebody else could have put a socket there */
         return TD_ERR_REFUSED;
     enum td_status s = router_socket(router, "admin", socket, e);
+    if (!s && !strncmp(router, "unix:", 5))
+        s = check_beside(router, socket, e);
     if (!s)
         snprintf(out, ADMIN_ADDRESS_BYTES, "%s", socket);
     return s;

@@ -20,7 +20,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-enum { PIECE_BYTES = 16384, PIECES_A_TURN = 16, EVENTS_A_TURN = 64, FILES = 3 };
+enum { PIECE_BYTES = 16384, PIECES_A_TURN = 16, EVENTS_A_TURN = 64, FILES = 3, KEY_UPDATES_MOST = 64 };
 #define LAST_BYTES_NS NS_PER_S /* how long what is unsent has at the end */
 /* Between the begins of two turns. The tokens of a decode step are as many messages within less than a
  * millisecond: a turn for each of them costs more than encrypting them all. */
@@ -47,6 +47,9 @@ struct rpc_tls_link {
     SSL *ssl;
     struct side outer, inner; /* the connection; our end of the pair */
     struct way in, out;       /* to gRPC; to the client */
+    /* Changes of keys since the client's last content, of which KEY_UPDATES_MOST may come: each costs more
+     * than it cost the client, who can make them beforehand. */
+    uint32_t n_key_updates;
 };
 
 struct rpc_tls {
@@ -183,6 +186,13 @@ void rpc_tls_refresh(struct rpc_tls *t)
 
 /* ---------------------------------------------------------------------- handshake */
 
+static void on_record(int is_sent, int version, int type, const void *bytes, size_t n, SSL *ssl, void *link)
+{
+    (void)version, (void)ssl;
+    struct rpc_tls_link *l = link;
+    l->n_key_updates += !is_sent && type == SSL3_RT_HANDSHAKE && n && *(const uint8_t *)bytes == SSL3_MT_KEY_UPDATE;
+}
+
 struct rpc_tls_link *rpc_tls_accept(struct rpc_tls *t, int fd)
 {
     struct rpc_tls_link *l = mem_zalloc(sizeof(*l));
@@ -192,6 +202,9 @@ struct rpc_tls_link *rpc_tls_accept(struct rpc_tls *t, int fd)
     if (!l->ssl || SSL_set_fd(l->ssl, fd) != 1)
         abort(); /* no memory */
     SSL_set_accept_state(l->ssl);
+    SSL_clear_mode(l->ssl, SSL_MODE_AUTO_RETRY); /* returns after each change of keys */
+    SSL_set_msg_callback(l->ssl, on_record);
+    SSL_set_msg_callback_arg(l->ssl, l);
     return l;
 }
 
@@ -226,9 +239,10 @@ enum rpc_tls_step rpc_tls_greet(struct rpc_tls_link *l, char *out, int n_bytes, 
         *n_out = n;
         return RPC_TLS_SPEAKS;
     }
-    if (waits(l->ssl, n))
+    bool is_flood = l->n_key_updates > KEY_UPDATES_MOST;
+    if (waits(l->ssl, n) && !is_flood)
         return RPC_TLS_WAITS;
-    snprintf(why_out, 64, "%s", ERR_peek_last_error() ? reason() : "closed");
+    snprintf(why_out, 64, "%s", is_flood ? "keys change without content" : ERR_peek_last_error() ? reason() : "closed");
     ERR_clear_error();
     return RPC_TLS_FAILED;
 }
@@ -280,10 +294,13 @@ int rpc_tls_hand_over(struct rpc_tls *t, struct rpc_tls_link *l, uint32_t max_un
 /* Each moves up to n bytes. 0: the descriptor is not ready; -1: the side has ended. */
 static int read_outer(struct rpc_tls_link *l, uint8_t *bytes, int n)
 {
+    uint32_t before = l->n_key_updates;
     ERR_clear_error();
     int got = SSL_read(l->ssl, bytes, n); /* of one record: another may follow */
-    l->outer.is_readable = got > 0;
-    return got > 0 ? got : waits(l->ssl, got) ? 0 : -1;
+    l->outer.is_readable = got > 0 || l->n_key_updates != before;
+    if (got > 0)
+        l->n_key_updates = 0;
+    return got > 0 ? got : waits(l->ssl, got) && l->n_key_updates <= KEY_UPDATES_MOST ? 0 : -1;
 }
 
 static int write_outer(struct rpc_tls_link *l, uint8_t *bytes, int n)
@@ -336,7 +353,7 @@ static bool move(struct rpc_tls_link *l, struct way *w, const struct side *from,
     int n = reads(l, scratch, PIECE_BYTES);
     w->is_over = n < 0;
     if (n <= 0)
-        return n < 0;
+        return n < 0 || from->is_readable;
     int done = writes(l, scratch, n);
     if (done < 0)
         l->in.is_over = l->out.is_over = true;

@@ -1,6 +1,6 @@
 """What a cluster leaves for others on its host: no file that they can read, no prompt in a log, no KV in a
 core dump. And it needs no privilege itself."""
-import fcntl, glob, os, stat, subprocess, sys, tempfile
+import fcntl, glob, os, socket, stat, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 from harness import *
 
@@ -65,6 +65,21 @@ def test_a_run_directory_of_others_is_not_used():
         finally:
             ours.kill()
             ours.wait()
+
+
+@test
+def test_an_admin_socket_that_another_user_put_beside_the_routers_is_not_used():
+    if os.geteuid():
+        raise Skip("only root can make files of another user")
+    with tempfile.TemporaryDirectory() as d, socket.socket(socket.AF_UNIX) as client, \
+            socket.socket(socket.AF_UNIX) as admin:
+        for s, name in ((client, "router"), (admin, "router.admin")):
+            s.bind(os.path.join(d, name))
+            s.listen()
+        os.chown(os.path.join(d, "router.admin"), NOBODY, NOBODY)
+        out = subprocess.run([TANDEM, "status", "--router", f"unix:{d}/router"], capture_output=True, text=True,
+                             timeout=20 * SLOW)
+        assert out.returncode == 1 and f"router.admin: belongs to user {NOBODY}, and" in out.stderr, out
 
 
 @test

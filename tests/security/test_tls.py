@@ -230,6 +230,33 @@ def test_a_connection_that_the_server_ends_is_closed_with_its_last_words():
 
 
 @test
+def test_keys_that_change_without_content_end_the_connection():
+    """Such records can be made beforehand, and cost the server more than the client."""
+    hello = h2.PREFACE + h2.frame(h2.SETTINGS)
+    with authorities() as (ours, _):
+        with Cluster(router_args=words(ours.sign("router"))) as c:
+            for first in (b"", hello):
+                p = subprocess.Popen(["openssl", "s_client", "-connect", c.router.address, "-alpn", "h2", "-tls1_3"],
+                                     stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    time.sleep(0.3 * SLOW)
+                    os.write(p.stdin.fileno(), first)
+                    for i in range(200):  # its command for a change of keys
+                        time.sleep(0.005)
+                        os.write(p.stdin.fileno(), b"k\n")
+                        if i == 40:
+                            time.sleep(0.2)
+                            assert p.poll() is None  # some are fine
+                    wait_until(lambda: p.poll() is not None, 2, f"the connection is closed, after {len(first)} bytes")
+                except BrokenPipeError:
+                    pass
+                finally:
+                    p.kill()
+                    p.wait()
+            assert len(stub(c.router.address, ours.pem).all(ASKED)[1]) == 16
+
+
+@test
 def test_a_client_that_reads_nothing_is_cut_off_by_tls_too():
     with authorities() as (ours, _):
         metrics = f"127.0.0.1:{free_port()}"
