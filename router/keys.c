@@ -625,7 +625,8 @@ static enum td_status write_json(const char *path, const json_t *root, struct td
     char fresh[4096];
     if (snprintf(fresh, sizeof(fresh), "%s.new", path) >= (int)sizeof(fresh))
         return td_fail(e, TD_ERR_INVALID, "%s: the path is too long", path);
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    unlink(fresh); /* left by a command that was killed; nothing is followed from there */
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     bool is_written = fd >= 0 && !json_dumpfd(root, fd, JSON_INDENT(2)) && write(fd, "\n", 1) == 1 && !fsync(fd);
     if (fd >= 0)
         close(fd);

@@ -129,6 +129,28 @@ START_TEST(test_keys_follow_the_file)
 }
 END_TEST
 
+/* Whoever may write into the directory could have put a link where the new file is made. */
+START_TEST(test_a_key_is_written_to_no_file_of_another_name)
+{
+    char key[KEYS_TEXT_BYTES], link[80], target[80], text[8] = "";
+    snprintf(link, sizeof(link), "%s.new", path);
+    snprintf(target, sizeof(target), "%s/target", dir);
+    FILE *f = fopen(target, "w");
+    fputs("work", f);
+    fclose(f);
+    ck_assert(!symlink(target, link));
+    add("hospital", key);
+    f = fopen(target, "r");
+    ck_assert(fgets(text, sizeof(text), f));
+    fclose(f);
+    ck_assert_str_eq(text, "work");
+    struct api_keys *k = open_keys();
+    ck_assert_ptr_nonnull(find(k, key));
+    keys_close(k);
+    unlink(target);
+}
+END_TEST
+
 static const struct {
     const char *member, *text;
 } WRONG[] = {{"\"weight\": 0", ".weight: is wrong"},
@@ -298,6 +320,7 @@ int main(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, test_keys_are_found_by_what_was_printed_and_by_nothing_else);
     tcase_add_test(t, test_keys_follow_the_file);
+    tcase_add_test(t, test_a_key_is_written_to_no_file_of_another_name);
     tcase_add_loop_test(t, test_keys_of_a_file_that_is_wrong_are_refused_by_member, 0,
                         sizeof(WRONG) / sizeof(WRONG[0]));
     tcase_add_test(t, test_keys_have_a_rate_for_each_of_three);
