@@ -27,6 +27,7 @@ class Answer:
 
     def stream(self):
         e = self.end
+        assert e, (self.code, self.why)
         scores = tuple(e.prompt_logprobs)[1:]  # the first score is NaN
         return self.text, tuple(self.ids), tuple(self.logprobs), e.finish_reason, e.usage.completion_tokens, \
             e.usage.prompt_tokens, scores, tuple(e.prompt_ranks), tuple(e.prompt_top_ids), len(e.prompt_logprobs)

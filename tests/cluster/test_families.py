@@ -92,6 +92,8 @@ def test_loss_of_a_decode_worker_changes_nothing():
                 p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address], stdin=f,
                                      stdout=subprocess.PIPE, text=True)
             results = [json.loads(p.stdout.readline()) for _ in range(3)]
+            runs = lambda: next(w for w in c.status()["workers"] if w["name"] == "decode-0")["running"]
+            wait_until(runs, 20, "decode-0 works")
             c["decode-0"].kill()
             results += map(json.loads, p.stdout)
             assert p.wait(60 * SLOW) == 0

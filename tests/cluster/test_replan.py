@@ -446,18 +446,20 @@ def test_a_network_that_splits_changes_no_stream():
             w.address = "10.213.1.1:0"
             w.start()
         c.router = Proc(c, "router", "router", ["--model", DEMO, "--plan", "split", "--workers",
-                                                ",".join(w.address for w in c.workers), "--insecure", *c.router_args])
+                                                ",".join(w.address for w in c.workers), "--insecure", "--gone-ms", "60000",
+                                                *c.router_args])
         c.router.address, c.wrap = "10.213.2.2:0", ["ip", "netns", "exec", net.ns]
         c.router.start()
         c.wrap = []
         try:
             c.wait_ready()
-            want = [Answer(Client(c.router.address), story(i, 1500)).stream() for i in range(8)]
-            for _ in range(3):
-                flight = Flight(c.router.address, [story(i, 1500) for i in range(8)])
+            want = [Answer(Client(c.router.address), story(i, 1000)).stream() for i in range(8)]
+            for _ in range(3 if LONG else 1):
+                flight = Flight(c.router.address, [story(i, 1000) for i in range(8)])
                 flight.all_stream()
                 net.cut(True)  # cuts off all workers
-                time.sleep(1.5 * SLOW)
+                states = lambda: [w["state"] for w in c.status()["workers"]]
+                wait_until(lambda: set(states()) == {"lost"}, 20, lambda: f"they are lost: {states()}")
                 net.cut(False)
                 got = flight.join()
                 assert [a.code for a in got] == ["OK"] * 8, [(a.code, a.why) for a in got]

@@ -14,6 +14,7 @@ from lab import LEFT, LONG, MIB, memory
 
 SECONDS, CONNECTIONS = (4, 36) if LONG else (1, 12)
 MOST = 256 * MIB  # what one attack may take while it lasts
+PATIENCE = 15 if LONG else 60  # seconds until it is back: the default suite runs beside other programs
 
 
 def ask(c):
@@ -67,7 +68,7 @@ def attacked(attack, at="router", most=MOST):
         assert process.child.poll() is None
         ask(c)
         if SLOW == 1:  # sanitizers keep what was freed
-            wait_until(lambda: memory(process) < before + LEFT, 15,
+            wait_until(lambda: memory(process) < before + LEFT, PATIENCE,
                        lambda: f"{(memory(process) - before) >> 20} MiB are left of {(watch.most - before) >> 20}")
         watch.is_over = True
         print(f"# most {(watch.most - before) >> 20} MiB, left {(memory(process) - before) >> 20} MiB; "
