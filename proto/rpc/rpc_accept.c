@@ -82,6 +82,7 @@ struct rpc_door {
     pthread_mutex_t lock;
     struct connection *connections;
     uint32_t cap_connections;
+    uint32_t n_calls;   /* of all connections */
     atomic_uint n_open; /* written under the lock */
     struct flood floods[FLOODS];
     uint32_t next_flood; /* the oldest of them */
@@ -120,6 +121,12 @@ static uint64_t cookie_of(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) ? 0 : cookie;
 }
 
+static void forget(struct rpc_door *d, struct connection *c)
+{
+    d->n_calls -= c->n_calls;
+    *c = (struct connection){0};
+}
+
 /* Forgets the connections that gRPC has closed. Call under the lock. */
 static void sweep(struct rpc_door *d)
 {
@@ -127,7 +134,7 @@ static void sweep(struct rpc_door *d)
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
         if (c->cookie && cookie_of((int)fd) != c->cookie)
-            *c = (struct connection){0};
+            forget(d, c);
         n += c->cookie != 0;
     }
     atomic_store(&d->n_open, n);
@@ -150,7 +157,7 @@ static void cut(struct rpc_door *d, struct connection *c)
         shutdown(copy, SHUT_RDWR);
     if (copy >= 0)
         close(copy);
-    *c = (struct connection){0};
+    forget(d, c);
     atomic_fetch_sub(&d->n_open, 1);
 }
 
@@ -216,6 +223,7 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
     }
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
+        forget(d, &d->connections[fd]);
         d->connections[fd] = (struct connection){
             .cookie = cookie_of(fd), .from = *from, .peer = peer, .local = local, .idle_ns = clock_now(&d->clock)};
     }
@@ -229,18 +237,6 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
         rpc_tls_drop(tls);
     close(outer);
     warn(d, "connection refused: as many are open as the server takes");
-}
-
-uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
-{
-    uint64_t cookie = 0;
-    pthread_mutex_lock(&d->lock);
-    if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
-        cookie = d->connections[fd].cookie;
-        d->connections[fd].n_calls++;
-    }
-    pthread_mutex_unlock(&d->lock);
-    return cookie;
 }
 
 /* "10.0.0.1:4242" or "[::1]:4242". Unchanged if it is neither of IPv4 nor of IPv6. */
@@ -347,6 +343,37 @@ static void end_flood(struct rpc_door *d, struct connection *flood, uint64_t now
     }
 }
 
+/* More calls are under way than are taken and answered, and this connection has more than its part of
+ * them. */
+static bool holds_too_many(struct rpc_door *d, const struct connection *c)
+{
+    uint32_t most = d->config.max_calls, open = atomic_load(&d->n_open);
+    return most && d->n_calls > 2 * most + RPC_CALLS_LEAST && c->n_calls > RPC_CALLS_LEAST &&
+           c->n_calls > d->n_calls / open / 2;
+}
+
+uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
+{
+    uint64_t cookie = 0;
+    bool is_cut = false;
+    pthread_mutex_lock(&d->lock);
+    if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
+        struct connection *c = &d->connections[fd];
+        is_cut = holds_too_many(d, c);
+        if (is_cut) {
+            end_flood(d, c, clock_now(&d->clock));
+        } else {
+            cookie = c->cookie;
+            c->n_calls++;
+            d->n_calls++;
+        }
+    }
+    pthread_mutex_unlock(&d->lock);
+    if (is_cut)
+        warn(d, "connection closed: it opens calls and gives them up");
+    return cookie;
+}
+
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste)
 {
     uint64_t now = clock_now(&d->clock);
@@ -354,6 +381,7 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
+        d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
         is_cut = waste && is_flood(c, waste, now);

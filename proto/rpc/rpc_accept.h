@@ -42,6 +42,7 @@ struct rpc_door_config {
     bool is_private;                           /* a unix socket gets mode 0600 */
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
+    uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
     struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
@@ -70,8 +71,14 @@ void rpc_door_close(struct rpc_door *d);                /* when no call is left;
 const char *rpc_door_address(const struct rpc_door *d); /* with the port filled in */
 struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
 
-/* A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
- * end; 0: it is not known any more. */
+/*
+ * A call on the connection with this descriptor begins, or ends. Begin returns the connection's number, for
+ * end; 0: it is not known any more. When more than 2 * max_calls + RPC_CALLS_LEAST calls have begun and not
+ * ended, a connection is closed as a flood's if it has more than half of its equal share of them, and more
+ * than RPC_CALLS_LEAST: calls beyond max_calls are answered at once, so the others were reset meanwhile, and
+ * on many connections each is served too slowly for rpc_door_call_end() to notice.
+ */
+enum { RPC_CALLS_LEAST = 64 };
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);

@@ -296,6 +296,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
+                                         .max_calls = config->max_calls,
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
                                          .take = take_connection,

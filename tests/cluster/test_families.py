@@ -1,7 +1,7 @@
 """Families beyond Llama, through a cluster: experts, sliding windows, latent KV. Tokens and log-probabilities
 are those of the reference (tests/model/golden/make.py), and the same alone, batched, chunked, handed over,
 from caches and stores, after a loss."""
-import json, os, subprocess, sys
+import json, os, subprocess, sys, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from families import *
 
@@ -91,11 +91,13 @@ def test_loss_of_a_decode_worker_changes_nothing():
             with open(f.name, encoding="utf-8") as f:
                 p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address], stdin=f,
                                      stdout=subprocess.PIPE, text=True)
-            results = [json.loads(p.stdout.readline()) for _ in range(3)]
+            results = []  # read while waiting: a client whose output nobody reads asks for nothing more
+            reader = threading.Thread(target=lambda: results.extend(map(json.loads, p.stdout)))
+            reader.start()
             runs = lambda: next(w for w in c.status()["workers"] if w["name"] == "decode-0")["running"]
-            wait_until(runs, 20, "decode-0 works")
+            wait_until(lambda: len(results) > 2 and runs(), 20, "decode-0 works")
             c["decode-0"].kill()
-            results += map(json.loads, p.stdout)
+            reader.join()
             assert p.wait(60 * SLOW) == 0
             assert len(results) == 40 * len(requests)
             for r in results:

@@ -148,32 +148,51 @@ def setting(program, name):
     return f"{prefix}_{name.upper().replace('-', '_')}"
 
 
+def taken(program, chosen):
+    """The configuration with these options as flags, if it is the same with them from the environment."""
+    by_flag = call([*program, *(f"--{name}={value}" for name, value in chosen.items()), "--print-config"])
+    by_env = call([*program, "--print-config"], env={setting(program, name): value for name, value in chosen.items()})
+    if by_flag.returncode or by_flag.stdout != by_env.stdout:
+        return None
+    config = json.loads(by_flag.stdout)
+    return config if all(name in config or name in SECRETS for name in chosen) else None
+
+
+def untaken(program, chosen, configs):
+    """Names of the options that are not taken, each by itself: some exclude each other, so sets that are
+    refused are halved."""
+    config = taken(program, chosen) if chosen else {}
+    if config is not None:
+        configs.update({name: config.get(name) for name in chosen})
+        return []
+    names = list(chosen)
+    if len(names) == 1:
+        return names
+    halves = names[:len(names) // 2], names[len(names) // 2:]
+    return [n for half in halves for n in untaken(program, {name: chosen[name] for name in half}, configs)]
+
+
 @test
 def test_every_option_in_help_is_taken_as_a_flag_and_from_the_environment():
     n, wrong = 0, []
     for program in programs():
-        for name, kind in options_of(program):
-            n += 1
-            values = kind.split("|") if "|" in kind else VALUES.get(kind, ["x", "1", "0.5"])
-            # Each word of a choice must be taken; of other kinds the first value that is taken is enough.
-            tries, good = [], []
-            for v in values if kind else ["true", "false"]:
-                tries.append(call([*program, f"--{name}={v}", "--print-config"]))
-                good += [(v, tries[-1])] if tries[-1].returncode == 0 else []
-                if good and "|" not in kind:
-                    break
-            if not good or ("|" in kind and len(good) < len(tries)):
-                wrong.append((program, name, kind, tries[0].stderr))
-                continue
-            value, by_flag = good[0]
-            by_env = call([*program, "--print-config"], env={setting(program, name): value})
-            if by_env.stdout != by_flag.stdout or name not in json.loads(by_flag.stdout) and name not in SECRETS:
-                wrong.append((program, name, by_env, by_flag))
-            if kind in NUMBERS and kind != "N" or kind == "N" and isinstance(json.loads(by_flag.stdout).get(name), int):
+        options, configs = options_of(program), {}
+        n += len(options)
+        # Each word of a choice must be taken; of other kinds the first value that is taken is enough.
+        values = {name: kind.split("|") if "|" in kind else VALUES.get(kind, ["x", "1", "0.5"]) if kind else ["true", "false"]
+                  for name, kind in options}
+        choices, rest = [name for name, kind in options if "|" in kind], [name for name, kind in options if "|" not in kind]
+        for i in range(max(map(len, values.values()), default=0)):
+            wrong += [(program, name, values[name][i]) for name in
+                      untaken(program, {name: values[name][i] for name in choices if i < len(values[name])}, configs)]
+            rest = untaken(program, {name: values[name][min(i, len(values[name]) - 1)] for name in rest}, configs)
+        wrong += [(program, name, values[name]) for name in rest]
+        for name, kind in options:
+            if kind in NUMBERS and kind != "N" or kind == "N" and isinstance(configs.get(name), int):
                 bad = call([*program, f"--{name}=zero", "--print-config"])
                 # Parameters of a request are checked when it is made.
-                taken = bad.returncode == 0 and isinstance(json.loads(bad.stdout).get(name), str)
-                if not taken and (bad.returncode != 2 or "--" + name not in bad.stderr):
+                is_text = bad.returncode == 0 and isinstance(json.loads(bad.stdout).get(name), str)
+                if not is_text and (bad.returncode != 2 or "--" + name not in bad.stderr):
                     wrong.append((program, name, bad))
     print(f"# {n} options")
     assert n > 250 and not wrong, f"{len(wrong)} of {n}: {wrong}"

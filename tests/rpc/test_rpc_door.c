@@ -51,6 +51,8 @@ static void take(void *user, int fd)
     atomic_fetch_add(&n_taken, 1);
 }
 
+enum { CALLS = 100 };
+
 static void open_door(const char *listen, uint32_t most, uint32_t per_address)
 {
     static const struct log LOG = {.who = "test", .level = LOG_ERROR};
@@ -58,6 +60,7 @@ static void open_door(const char *listen, uint32_t most, uint32_t per_address)
                                       .max_connections = most,
                                       .max_per_address = per_address,
                                       .frozen_ms = 1000,
+                                      .max_calls = CALLS,
                                       .log = &LOG,
                                       .take = take};
     struct td_error e = {""};
@@ -245,6 +248,30 @@ START_TEST(test_door_closes_who_makes_calls_for_nothing)
 }
 END_TEST
 
+START_TEST(test_door_closes_those_whose_calls_do_not_end)
+{
+    open_door("127.0.0.1:0", 0, 0);
+    int fds[] = {greet(), greet(), greet()};
+    uint64_t others[RPC_CALLS_LEAST];
+    for (int i = 0; i < RPC_CALLS_LEAST; i++)
+        ck_assert((others[i] = rpc_door_call_begin(door, taken[0])) != 0);
+    int begun = RPC_CALLS_LEAST;
+    for (int i = 1; begun <= 2 * CALLS + RPC_CALLS_LEAST; i = 3 - i, begun++)
+        ck_assert(rpc_door_call_begin(door, taken[i]) != 0);
+    ck_assert(rpc_door_call_begin(door, taken[0]) != 0); /* it has few of them */
+    ck_assert_uint_eq(rpc_door_call_begin(door, taken[1]), 0);
+    UNTIL(is_closed(fds[1]));
+    ck_assert(rpc_door_call_begin(door, taken[2]) != 0); /* those of the closed one are not counted any more */
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 1);
+    for (int i = 0; i < RPC_CALLS_LEAST; i++)
+        rpc_door_call_end(door, taken[0], others[i], 0);
+    ck_assert(!is_closed(fds[0]) && !is_closed(fds[2]));
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
 START_TEST(test_door_has_the_kernel_cut_who_reads_nothing)
 {
     static char bytes[256 << 10];
@@ -407,6 +434,7 @@ int main(void)
     tcase_add_test(tc, test_door_closes_the_longest_idle_to_make_room);
     tcase_add_test(tc, test_door_refuses_when_all_have_calls);
     tcase_add_test(tc, test_door_closes_who_makes_calls_for_nothing);
+    tcase_add_test(tc, test_door_closes_those_whose_calls_do_not_end);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
     tcase_add_test(tc, test_door_bounds_each_address);
     tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
