@@ -14,7 +14,6 @@ from lab import LEFT, LONG, MIB, memory
 
 SECONDS, CONNECTIONS = (4, 36) if LONG else (1, 12)
 MOST = 256 * MIB  # what one attack may take while it lasts
-PATIENCE = 15 if LONG else 60  # seconds until it is back: the default suite runs beside other programs
 
 
 def ask(c):
@@ -68,7 +67,7 @@ def attacked(attack, at="router", most=MOST):
         assert process.child.poll() is None
         ask(c)
         if SLOW == 1:  # sanitizers keep what was freed
-            wait_until(lambda: memory(process) < before + LEFT, PATIENCE,
+            wait_until(lambda: memory(process) < before + LEFT, 30,
                        lambda: f"{(memory(process) - before) >> 20} MiB are left of {(watch.most - before) >> 20}")
         watch.is_over = True
         print(f"# most {(watch.most - before) >> 20} MiB, left {(memory(process) - before) >> 20} MiB; "
@@ -100,9 +99,8 @@ def test_rapid_resets_are_bounded():
 
 @test
 def test_resets_on_connections_made_before_are_bounded():
-    # gRPC reads faster than calls are handled: what is read before the flood is noticed adds up
     for at in ("router", "worker"):
-        attacked(attacks.resets_with_requests_on_connections_made_before, at=at, most=3 * MOST)
+        attacked(attacks.resets_with_requests_on_connections_made_before, at=at)
 
 
 @test
