@@ -309,6 +309,12 @@ def metric(address, pattern, wrap=()):
     return float(found.group(1)) if found else None
 
 
+def replans_by_reason(metrics):
+    """How many re-plans there were, by their reason."""
+    reasons = ("lost", "transfer", "refused", "unheard", "stalled", "failed")
+    return {r: metric(metrics, f'tandem_replans_total{{reason="{r}"}}') for r in reasons}
+
+
 def wait_until(condition, timeout, what):
     end, pause = time.monotonic() + timeout * SLOW, 0.02
     while True:

@@ -6,8 +6,6 @@ from harness import *
 from client import Client, request
 from streams import Answer, Flight, ids, story
 
-REASONS = ("lost", "transfer", "refused", "unheard", "stalled", "failed")  # beside other programs, not only the stall's
-
 
 def worker(c, name):
     return next(w for w in c.status()["workers"] if w["name"] == name)
@@ -47,7 +45,7 @@ def test_a_worker_whose_step_never_ends_is_left_out_until_it_gets_on():
             assert n and took < 30 * SLOW, (n, took)
             w = worker(c, victim)
             assert w["state"] == "stalled" and w["breaker"] == "open", w
-            counts = {r: metric(metrics, f'tandem_replans_total{{reason="{r}"}}') for r in REASONS}
+            counts = replans_by_reason(metrics)  # beside other programs, not only the stall's
             assert counts["stalled"] > 0 and sum(counts.values()) >= n, (n, counts)
             c[victim].misbehave("")
             wait_until(lambda: worker(c, victim)["state"] == "ready", 10, "it gets on")
