@@ -347,9 +347,9 @@ static void end_flood(struct rpc_door *d, struct connection *flood, uint64_t now
  * them. */
 static bool holds_too_many(struct rpc_door *d, const struct connection *c)
 {
-    uint32_t most = d->config.max_calls, open = atomic_load(&d->n_open);
+    uint32_t most = d->config.max_calls, n_open = atomic_load(&d->n_open);
     return most && d->n_calls > 2 * most + RPC_CALLS_LEAST && c->n_calls > RPC_CALLS_LEAST &&
-           c->n_calls > d->n_calls / open / 2;
+           c->n_calls > d->n_calls / n_open / 2;
 }
 
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
@@ -370,7 +370,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     }
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
-        warn(d, "connection closed: it opens calls and gives them up");
+        warn(d, "connection closed: it opens calls faster than they can be answered");
     return cookie;
 }
 

@@ -55,7 +55,7 @@ struct rpc_door_config {
 struct rpc_door_stats {
     uint32_t n_open, n_waiting;       /* handed on and not closed a second ago; silent so far */
     uint64_t n_accepted, n_refused;   /* refused: at a bound */
-    uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; full of calls without a message */
+    uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; see call_begin and call_end */
     uint64_t n_foreign;               /* closed: speaks another protocol, or its handshake of TLS has failed */
 };
 

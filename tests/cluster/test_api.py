@@ -202,7 +202,7 @@ def test_first_token_that_ends_it_is_no_lost_handover():
             r = results[str(i)]
             assert "error" not in r and r["token_ids"] == [first[i % 16]] and r["finish_reason"] == "stop", r
         counts = replans_by_reason(metrics)
-        assert not counts["transfer"] or counts["lost"], counts  # beside other programs a worker may seem lost
+        assert counts["transfer"] == 0 or counts["lost"] > 0, counts  # beside other programs a worker may seem lost
         c.audit()
 
 

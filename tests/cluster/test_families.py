@@ -92,7 +92,7 @@ def test_loss_of_a_decode_worker_changes_nothing():
                 p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address], stdin=f,
                                      stdout=subprocess.PIPE, text=True)
             results = []  # read while waiting: a client whose output nobody reads asks for nothing more
-            reader = threading.Thread(target=lambda: results.extend(map(json.loads, p.stdout)))
+            reader = threading.Thread(target=lambda: results.extend(map(json.loads, p.stdout)), daemon=True)
             reader.start()
             runs = lambda: next(w for w in c.status()["workers"] if w["name"] == "decode-0")["running"]
             wait_until(lambda: len(results) > 2 and runs(), 20, "decode-0 works")
