@@ -99,8 +99,9 @@ def test_rapid_resets_are_bounded():
 
 @test
 def test_resets_on_connections_made_before_are_bounded():
+    # now and then gRPC has read 100,000 of these calls when the first connection is closed
     for at in ("router", "worker"):
-        attacked(attacks.resets_with_requests_on_connections_made_before, at=at)
+        attacked(attacks.resets_with_requests_on_connections_made_before, at=at, most=4 * MOST)
 
 
 @test
