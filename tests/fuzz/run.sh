@@ -3,19 +3,22 @@
 #   run.sh                  each for 10^7 runs or one hour, whichever ends first
 #   run.sh --runs N         each N times, or for an hour
 #   run.sh --seconds N      each for N seconds
+#   run.sh --seed N         begins with that random number: without a corpus, a run repeats another. CI does,
+#                           so that no change is refused for what an earlier run could have found
 #   run.sh [...] NAME...    only these targets
 # Prints runs and coverage (edges of the program; libFuzzer's cov) of each. Exit status 1: a target has
 # failed, and its input is named. Without clang and its fuzzer: skipped, by name.
 set -euo pipefail
 export UBSAN_OPTIONS=halt_on_error=1
 cd "$(dirname "$0")/../.."
-runs=10000000 seconds=3600 targets=()
+runs=10000000 seconds=3600 seed=0 targets=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --runs) runs="${2:?number}"; shift ;;
     --seconds) seconds="${2:?number}" runs=-1; shift ;;
-    -h | --help) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
-    -*) echo "run.sh: unknown option $1 (--runs N, --seconds N, names of targets)" >&2; exit 2 ;;
+    --seed) seed="${2:?number}"; shift ;;
+    -h | --help) sed -n '2,11s/^# \?//p' "$0"; exit 0 ;;
+    -*) echo "run.sh: unknown option $1 (--runs N, --seconds N, --seed N, names of targets)" >&2; exit 2 ;;
     *) targets+=("$1") ;;
   esac
   shift
@@ -43,8 +46,8 @@ run() { # NAME
   [ "$t" != config ] || for f in tests/model/golden/*/config.json; do
     cp "$f" "$build/corpus/$t/$(basename "$(dirname "$f")")"
   done
-  if "$build/tests/fuzz/fuzz_$t" -runs="$runs" -max_total_time="$seconds" -max_len=4096 -close_fd_mask=3 \
-    -artifact_prefix="$build/$t-" "$build/corpus/$t" "${seeds[@]}" 2>"$build/$t.log"; then
+  if "$build/tests/fuzz/fuzz_$t" -seed="$seed" -runs="$runs" -max_total_time="$seconds" -max_len=4096 \
+    -close_fd_mask=3 -artifact_prefix="$build/$t-" "$build/corpus/$t" "${seeds[@]}" 2>"$build/$t.log"; then
     sed -n 's/^#\([0-9]*\)\tDONE *cov: \([0-9]*\).*/\1 runs, coverage \2/p' "$build/$t.log" | sed "s/^/ok fuzz_$t: /"
   else
     echo "not ok fuzz_$t: see $build/$t.log"
