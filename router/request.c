@@ -72,6 +72,7 @@ void request_drop(struct request *q)
     if (q->submitted)
         scheduler_end(r->scheduler, &q->sched, clock_now(&r->clock), q->answered);
     TAILQ_REMOVE(&r->requests, q, in_router);
+    LIST_REMOVE(q, in_calls);
     q->state = REQUEST_OVER;
     request_free(q);
 }

@@ -133,9 +133,16 @@ struct request *router_find(struct router *r, const Tandem__Worker__V1__Transfer
 
 /* ---------------------------------------------------------------- arriving */
 
+/* Fibonacci hashing (Knuth, TAOCP 6.4) of the address. */
+static uint32_t bucket_of_call(const struct rpc_call *call)
+{
+    return (uint32_t)(((uint64_t)(uintptr_t)call * 0x9E3779B97F4A7C15u) >> 32) % CALL_BUCKETS;
+}
+
 void router_enqueue(struct router *r, struct request *q)
 {
     TAILQ_INSERT_TAIL(&r->requests, q, in_router);
+    LIST_INSERT_HEAD(&r->calls[bucket_of_call(q->call)], q, in_calls);
     q->is_counted = q->p.key != NULL;
     if (q->is_counted && !q->p.sampling.choice) /* at once for all choices, which begin later */
         keys_opened(r->keys, q->p.key, q->p.n_choices);
@@ -192,14 +199,13 @@ static void on_request(struct router *r, struct request *q)
 
 /* ------------------------------------------------------------------- notes */
 
-static void on_request_gone(struct router *r, struct rpc_call *call)
+void router_call_gone(struct router *r, const struct rpc_call *call)
 {
     struct request *q, *next;
-    TAILQ_FOREACH_SAFE (q, &r->requests, in_router, next) {
-        if (q->call == call) /* all choices of the call */
+    LIST_FOREACH_SAFE (q, &r->calls[bucket_of_call(call)], in_calls, next) {
+        if (q->call == call)
             request_gone(q);
     }
-    rpc_call_unref(call);
 }
 
 /* Handles one note and frees it with what it owns. */
@@ -216,7 +222,8 @@ static void on_note(struct router *r, struct note *n)
             on_request(r, n->request);
         break;
     case NOTE_REQUEST_GONE:
-        on_request_gone(r, n->call);
+        router_call_gone(r, n->call);
+        rpc_call_unref(n->call);
         break;
     case NOTE_WORKER:
         if (current)

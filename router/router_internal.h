@@ -148,7 +148,7 @@ struct shown_token {
     uint64_t text_start; /* offset of this token's text in request.text */
 };
 
-enum { PLACED_BUCKETS = 4096 };
+enum { PLACED_BUCKETS = 4096, CALL_BUCKETS = 8192 };
 
 /* Parts of a request's time, as legs report them. */
 enum part { PART_QUEUE, PART_LOAD, PART_PREFILL, PART_TRANSFER, PART_EXPOSED, PART_WAIT, PART_DECODE, PARTS };
@@ -167,7 +167,8 @@ struct choices {
 /* One request. Times in ns are by router.clock unless stated otherwise. */
 struct request {
     TAILQ_ENTRY(request) in_router;
-    struct request *next_placed; /* its bucket of router.placed; only in REQUEST_PLACED */
+    LIST_ENTRY(request) in_calls; /* its bucket of router.calls */
+    struct request *next_placed;  /* its bucket of router.placed; only in REQUEST_PLACED */
     struct router *router;
     struct rpc_call *call;   /* one reference; the choices of a call share the call */
     struct choices *choices; /* NULL: the call has only this choice */
@@ -388,7 +389,9 @@ struct router {
     /* Hash table by counter, since every token looks up its request. */
     struct request *placed[PLACED_BUCKETS];
     TAILQ_HEAD(, request) requests; /* all requests in order of arrival; owned */
-    uint64_t queued_tokens;         /* tokens of the requests in REQUEST_QUEUED */
+    /* The same ones, a hash table by call: clients may leave by the thousand. */
+    LIST_HEAD(, request) calls[CALL_BUCKETS];
+    uint64_t queued_tokens; /* tokens of the requests in REQUEST_QUEUED */
     /* Requests in REQUEST_QUEUED; in REQUEST_PLACED; in REQUEST_QUEUED and not yet known to the scheduler. */
     uint32_t n_queued, n_running, n_unsubmitted;
     uint64_t next_number; /* number of the latest submitted request */
@@ -536,6 +539,8 @@ bool choices_failed(struct request *q); /* q failed. True: it is the first one, 
 void choices_leave(struct request *q);  /* q is being freed */
 /* router.c: takes a request that passed validation into router.requests. */
 void router_enqueue(struct router *r, struct request *q);
+/* The client of the call left: all its choices are dropped. */
+void router_call_gone(struct router *r, const struct rpc_call *call);
 
 /* answer.c: what the client gets. */
 /* Adds a token, whose arrays it takes. True: the request is over and freed. */

@@ -60,12 +60,9 @@ static void client_leaves(struct client *c)
 {
     if (!c->call)
         return;
-    struct request *q, *next;
     (void)answer_of(c); /* nothing may follow an end */
     c->call->over = true;
-    TAILQ_FOREACH_SAFE (q, &router->requests, in_router, next)
-        if (q->call == c->call)
-            request_gone(q);
+    router_call_gone(router, c->call);
     rpc_call_unref(c->call);
     c->call = NULL;
 }
