@@ -85,7 +85,9 @@ def test_loss_of_a_decode_worker_changes_nothing():
         requests = own_requests(24, 90)
         requests = [r for r in requests if len(r["prompt_ids"]) + 90 <= 256]
         want = alone(name, requests)
-        with Cluster(model=model(name), prefill=1, decode=2, plan="split") as c:
+        with Cluster(model=model(name), prefill=1, decode=2, plan="split", scripts=True) as c:
+            # What runs there when the test looks still runs when it kills.
+            c["decode-0"].misbehave("step:delay/10ms")
             with open(os.path.join(c.dir, "requests"), "w", encoding="utf-8") as f:
                 f.writelines(json.dumps({**r, "id": f"{r['id']}/{k}"}) + "\n" for k in range(40) for r in requests)
             with open(f.name, encoding="utf-8") as f:
