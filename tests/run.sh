@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests. Last line: "N passed, N failed, N skipped".
-#   run.sh                 the default suite: twelve minutes on two idle cores, besides the build
+#   run.sh                 the default suite: seventeen minutes on two idle cores, besides the build
 #   run.sh --long NAME     also what takes long: faults (100 kills, 100 freezes, 200,000 transfers in virtual
 #                          time), replan (1,000 lost workers), pools (100 workers come and go), chaos (10,000
 #                          faults under load), store (damage and kill -9 of the store, disks that others

@@ -403,17 +403,50 @@ END_TEST
 
 /* ----------------------------------------------------- clients that leave together */
 
-static struct rpc_call *enqueue_one(void)
+static void enqueue_of(struct rpc_call *call)
 {
-    struct rpc_call *call = call_open();
     struct request *q = mem_zalloc(sizeof(*q));
     q->router = router;
     q->call = rpc_call_ref(call);
     q->p.remaining_ms = INT64_MAX;
     q->detok = token_stream_open(router->tokenizer, true);
     router_enqueue(router, q);
-    return call;
 }
+
+static uint32_t count_requests(void)
+{
+    const struct request *q;
+    uint32_t n = 0;
+    TAILQ_FOREACH (q, &router->requests, in_router)
+        n++;
+    return n;
+}
+
+/* More calls than router.calls has buckets, so that some share one. */
+START_TEST(test_a_client_that_leaves_takes_its_choices_and_nothing_else)
+{
+    enum { N = CALL_BUCKETS + 1, LEAVER = 7, CHOICES = 3 };
+    struct rpc_call **calls = mem_array(N, sizeof(struct rpc_call *));
+    uint32_t n_left = N + CHOICES - 1;
+    for (uint32_t i = 0; i < N; i++) {
+        calls[i] = call_open();
+        enqueue_of(calls[i]);
+    }
+    for (uint32_t i = 1; i < CHOICES; i++)
+        enqueue_of(calls[LEAVER]);
+    for (uint32_t i = 0; i < N; i++) {
+        router_call_gone(router, calls[i]);
+        n_left -= i == LEAVER ? CHOICES : 1;
+        if (i % 64 == LEAVER)
+            ck_assert_uint_eq(count_requests(), n_left);
+    }
+    ck_assert_uint_eq(n_left, 0);
+    ck_assert_ptr_null(TAILQ_FIRST(&router->requests));
+    for (uint32_t i = 0; i < N; i++)
+        rpc_call_unref(calls[i]);
+    free(calls);
+}
+END_TEST
 
 /* Processor time per client, least of three tries, when n clients wait and leave, the last one first. */
 static double ns_of_leaving(uint32_t n)
@@ -422,7 +455,7 @@ static double ns_of_leaving(uint32_t n)
     double least = INFINITY;
     for (int attempt = 0; attempt < 3; attempt++) {
         for (uint32_t i = 0; i < n; i++)
-            calls[i] = enqueue_one();
+            enqueue_of(calls[i] = call_open());
         struct timespec begin, end;
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
         for (uint32_t i = n; i-- > 0;)
@@ -629,6 +662,7 @@ int main(void)
     tcase_add_test(split, test_a_worker_that_refuses_a_leg_drains);
     tcase_add_test(split, test_a_transfer_that_fails_is_the_holders_and_at_two_holders_the_readers);
     tcase_add_test(split, test_generated_tokens_clear_both_workers);
+    tcase_add_test(split, test_a_client_that_leaves_takes_its_choices_and_nothing_else);
     tcase_add_test(split, test_a_client_that_leaves_costs_the_same_beside_many);
     tcase_add_test(split, test_choices_begin_when_the_first_one_decodes_and_end_the_call_together);
     tcase_add_test(split, test_choices_begin_also_when_the_first_one_ends_at_once);
