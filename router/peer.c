@@ -259,9 +259,32 @@ static void end_stream(struct peer *p, const char *why)
     lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, false);
 }
 
+/*
+ * While nobody at all is heard, the network stands still, or the threads that read it, rather than all workers
+ * at once. Then each may be silent for twice as long, and when the first is heard again, the others get their
+ * time anew, since they are read one after the other.
+ */
+static uint64_t silence_of(const struct router *r, uint64_t now)
+{
+    uint64_t silence = (uint64_t)r->options.silence_ms * NS_PER_MS;
+    uint32_t n_attached = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++)
+        n_attached += r->peers[i]->state == PEER_READY;
+    return n_attached > 1 && now > r->heard_ns + silence / 2 ? 2 * silence : silence;
+}
+
+static void hear(struct peer *p)
+{
+    struct router *r = p->router;
+    uint64_t now = router_patience(r), silence = (uint64_t)r->options.silence_ms * NS_PER_MS;
+    bool was_silent = silence_of(r, now) > silence;
+    for (uint32_t i = 0; i < r->n_peers && was_silent; i++)
+        r->peers[i]->heard_ns = now;
+    p->heard_ns = r->heard_ns = now;
+}
+
 void peer_tick(struct peer *p, uint64_t now)
 {
-    uint64_t silence = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
     if (p->state == PEER_LOST && p->registered && now > p->lost_ns + FORGET_MS * NS_PER_MS) {
         log_info(&p->router->log, "worker forgotten peer=%s", p->name);
         set_state(p, PEER_GONE);
@@ -269,7 +292,7 @@ void peer_tick(struct peer *p, uint64_t now)
         if (p->state == PEER_REFUSED)
             set_state(p, PEER_LOST);
         connect_peer(p);
-    } else if (p->call && now > p->heard_ns + silence) {
+    } else if (p->call && now > p->heard_ns + silence_of(p->router, now)) {
         end_stream(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
     }
 }
@@ -937,7 +960,7 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
     struct request *q;
     if (p->state == PEER_REFUSED) /* messages that were under way when it was refused */
         return;
-    p->heard_ns = router_patience(r);
+    hear(p);
     if (m->number != ++p->n_heard) {
         end_stream(p, "a message is missing or doubled");
         return;
