@@ -302,6 +302,13 @@ struct rpc_call_params {
 enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params *params, struct rpc_call **out);
 void rpc_call_close_send(struct rpc_call *call); /* client: says that no more messages come from us */
 void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end comes with RPC_CANCELLED */
+/*
+ * Client side, inside on_message: no other message is delivered until rpc_call_resume(), by any thread. The
+ * server's flow control then stops it. The call still ends with the server's status only after all messages,
+ * and at once if it is cancelled or its connection is lost. Resuming what is not held does nothing.
+ */
+void rpc_call_hold(struct rpc_call *call);
+void rpc_call_resume(struct rpc_call *call);
 /* Client side, valid in on_end: "retry-after-ms" of the trailing metadata; 0 if there was none. */
 uint32_t rpc_call_retry_after_ms(const struct rpc_call *call);
 

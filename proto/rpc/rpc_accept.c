@@ -28,8 +28,7 @@
 #include "base/thread.h"
 #include "proto/rpc/rpc_tls.h"
 
-static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"; /* RFC 9113, 3.4 */
-enum { PREFACE_BYTES = sizeof(PREFACE) - 1, LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
+enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { FLOODS = 64, CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 #define WARN_EVERY_NS (10 * NS_PER_S)
 
@@ -201,7 +200,7 @@ static void warn(struct rpc_door *d, const char *what)
              atomic_load(&d->n_waiting));
 }
 
-/* The connection has spoken HTTP/2: hands it on, or closes it at a bound. */
+/* The connection has spoken the protocol: hands it on, or closes it at a bound. */
 static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const struct origin *from)
 {
     struct sockaddr_in6 peer = {0}, local = {0};
@@ -425,37 +424,38 @@ static void drop_late(struct rpc_door *d, struct newcomer *w)
     newcomer_free(d, w, true);
 }
 
-/* Looks at the first bytes without taking them: gRPC reads them once more. Returns their number; 0: none yet;
- * -1: none will come. */
-static int look_at(struct rpc_door *d, struct newcomer *w, char bytes[PREFACE_BYTES])
+/* Looks at the first bytes without taking them: the server reads them once more. Returns their number; 0:
+ * none yet; -1: none will come. */
+static int look_at(struct rpc_door *d, struct newcomer *w, char bytes[RPC_PREFACE_MOST])
 {
     char why[64];
     int n = 0;
     if (w->tls) {
-        enum rpc_tls_step step = rpc_tls_greet(w->tls, bytes, PREFACE_BYTES, &n, why);
+        enum rpc_tls_step step = rpc_tls_greet(w->tls, bytes, RPC_PREFACE_MOST, &n, why);
         if (step == RPC_TLS_FAILED)
             log_limited(d->config.log, LOG_INFO, "handshake of TLS failed address=%s why='%s'", d->address, why);
         return step == RPC_TLS_FAILED ? -1 : n;
     }
-    n = (int)recv(w->fd, bytes, PREFACE_BYTES, MSG_PEEK | MSG_DONTWAIT);
+    n = (int)recv(w->fd, bytes, RPC_PREFACE_MOST, MSG_PEEK | MSG_DONTWAIT);
     return n > 0 ? n : n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
 /* False: too few bytes have come. */
 static bool on_bytes(struct rpc_door *d, struct newcomer *w)
 {
-    char bytes[PREFACE_BYTES];
-    int n = look_at(d, w, bytes);
+    char bytes[RPC_PREFACE_MOST];
+    const char *preface = d->config.preface ? d->config.preface : "";
+    int n = look_at(d, w, bytes), n_preface = (int)strlen(preface);
     if (!n)
         return false;
-    if (n < 0 || memcmp(bytes, PREFACE, (size_t)n) != 0) {
+    if (n < 0 || memcmp(bytes, preface, (size_t)(n < n_preface ? n : n_preface)) != 0) {
         pthread_mutex_lock(&d->lock);
         d->stats.n_foreign++;
         pthread_mutex_unlock(&d->lock);
         newcomer_free(d, w, true);
         return true;
     }
-    if (n < PREFACE_BYTES && !w->tls) /* what a record of TLS has is all that can be seen; gRPC looks at the rest */
+    if (n < n_preface && !w->tls) /* what a record of TLS has is all that can be seen; gRPC looks at the rest */
         return false;
     struct newcomer it = *w;
     newcomer_free(d, w, false);

@@ -1,6 +1,6 @@
 /*
- * The door of a server: listens, accepts connections and bounds them, and hands those that speak HTTP/2 to
- * gRPC.
+ * The door of a server: listens, accepts connections and bounds them, and hands those that speak its protocol
+ * to the server behind it: gRPC, or the gateway's HTTP.
  *
  * Why not gRPC's own listener: that of 1.51 stops listening for good when the process once has no descriptor
  * left, and it bounds neither connections nor the time in which a client has to say something. A newer gRPC
@@ -8,17 +8,17 @@
  * descriptor of a connection that has shown the first bytes of HTTP/2, or, with TLS, one end of a socket pair
  * at whose other end these bytes arrive (rpc_tls.h).
  *
- *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> gRPC's
- *                 (with TLS the handshake belongs to it)
+ *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> the
+ *                 (with TLS the handshake belongs to it)                                            server's
  *
  * Bounds: when a new connection finds max_connections, or max_per_address from its address, the connection
  * without calls that has been idle for longest is closed for it; if there is none, the new one is closed. So
  * idle connections keep nobody out. Loopback and unix sockets have no bound for each address: there all
  * clients look alike. A spare descriptor is kept to refuse connections when no other is left.
  *
- * A connection that gRPC has closed is found by its socket's cookie: gRPC tells nobody. Looking costs a call
- * into the kernel for each connection, so it is done once a second, and when a bound is reached. A client
- * that reads nothing is cut off by the kernel, after frozen_ms.
+ * A connection that the server has closed is found by its socket's cookie: gRPC tells nobody. Looking costs a
+ * call into the kernel for each connection, so it is done once a second, and when a bound is reached. A
+ * client that reads nothing is cut off by the kernel, after frozen_ms.
  *
  * Threads: one, "rpc-accept". stats, call_begin and call_end may be called from any
  * thread, the others from the thread that opened the door.
@@ -32,14 +32,16 @@
 #include "base/log.h"
 #include "base/status.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_FLOOD_WAIT_MS = 2000 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_FLOOD_WAIT_MS = 2000, RPC_PREFACE_MOST = 24 };
 
 struct rpc_door;
 struct rpc_tls;
 
 struct rpc_door_config {
-    const char *listen;                        /* "HOST:PORT" or "unix:/path" */
-    bool is_private;                           /* a unix socket gets mode 0600 */
+    const char *listen; /* "HOST:PORT" or "unix:/path" */
+    bool is_private;    /* a unix socket gets mode 0600 */
+    /* What a client must say first, at most RPC_PREFACE_MOST bytes; others are closed. NULL: any byte. */
+    const char *preface;
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */

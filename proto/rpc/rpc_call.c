@@ -678,12 +678,37 @@ ProtobufCMessage *rpc_call_take(struct rpc_call *call, const ProtobufCMessage *m
     return (ProtobufCMessage *)(uintptr_t)message;
 }
 
-static void call_recv_start(struct rpc_call *call)
+/* Call under the lock. */
+static void call_recv_locked(struct rpc_call *call)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->recv_buffer};
-    pthread_mutex_lock(&call->lock);
     if ((!call->is_server || call->state == CALL_OPEN) && call_start_batch(call, &op, 1, &call->recv_tag))
         call->pending++;
+}
+
+static void call_recv_start(struct rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    call->waits_to_recv = call->is_held;
+    if (!call->is_held)
+        call_recv_locked(call);
+    pthread_mutex_unlock(&call->lock);
+}
+
+void rpc_call_hold(struct rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    call->is_held = true;
+    pthread_mutex_unlock(&call->lock);
+}
+
+void rpc_call_resume(struct rpc_call *call)
+{
+    pthread_mutex_lock(&call->lock);
+    bool starts = call->waits_to_recv && call->state != CALL_ENDED;
+    call->is_held = call->waits_to_recv = false;
+    if (starts)
+        call_recv_locked(call);
     pthread_mutex_unlock(&call->lock);
 }
 

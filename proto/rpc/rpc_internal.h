@@ -176,6 +176,7 @@ struct rpc_call {
 
     /* Written by gRPC; valid when their batch is done. */
     grpc_byte_buffer *recv_buffer;
+    bool is_held, waits_to_recv; /* rpc_call_hold(); a receive waits for rpc_call_resume() */
     int recv_cancelled;
     grpc_metadata_array recv_initial, recv_trailing;
     grpc_status_code recv_status;

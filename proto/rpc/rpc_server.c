@@ -23,7 +23,8 @@
 #include "proto/rpc/rpc_accept.h"
 #include "proto/rpc/rpc_tls.h"
 
-#define N_SLOTS 64
+#define N_SLOTS           64
+#define RPC_HTTP2_PREFACE "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" /* RFC 9113, 3.4 */
 
 struct rpc_slot { /* one outstanding request for a call */
     struct rpc_tag tag;
@@ -286,11 +287,12 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
     const struct rpc_tls_files *f = config->tls;
     s->credentials = grpc_insecure_server_credentials_create(); /* the door ends TLS */
     if (f && f->cert && strncmp(config->listen, "unix:", 5)) {
-        enum td_status status = rpc_tls_open(f->cert, f->key, f->ca, config->log, &tls, error_out);
+        enum td_status status = rpc_tls_open(f, "h2", config->log, &tls, error_out);
         if (status)
             return status;
     }
     const struct rpc_door_config door = {.listen = config->listen,
+                                         .preface = RPC_HTTP2_PREFACE,
                                          .tls = tls,
                                          .is_private = config->is_private,
                                          .max_connections = config->max_connections,

@@ -1,5 +1,6 @@
 #include "proto/rpc/rpc_tls.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/err.h>
@@ -53,7 +54,8 @@ struct rpc_tls_link {
 };
 
 struct rpc_tls {
-    const char *paths[FILES]; /* cert, key, ca (or NULL) */
+    const char *paths[FILES];   /* cert, key, ca (or NULL) */
+    unsigned char protocol[16]; /* as ALPN sends it: its length, its name */
     struct stat seen[FILES];
     const struct log *log;
     SSL_CTX *context; /* used by the door's thread */
@@ -79,12 +81,13 @@ static const char *reason(void)
     return text ? text : "not understood";
 }
 
-static int choose_h2(SSL *ssl, const unsigned char **out, unsigned char *n_out, const unsigned char *offered,
-                     unsigned int n_offered, void *arg)
+/* protocol: as ALPN sends it, its length first. */
+static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *n_out, const unsigned char *offered,
+                           unsigned int n_offered, void *protocol)
 {
-    static const unsigned char H2[] = "\x02h2";
-    (void)ssl, (void)arg;
-    return SSL_select_next_proto((unsigned char **)(uintptr_t)out, n_out, H2, 3, offered, n_offered) ==
+    const unsigned char *p = protocol;
+    (void)ssl;
+    return SSL_select_next_proto((unsigned char **)(uintptr_t)out, n_out, p, 1u + *p, offered, n_offered) ==
                    OPENSSL_NPN_NEGOTIATED
                ? SSL_TLSEXT_ERR_OK
                : SSL_TLSEXT_ERR_ALERT_FATAL;
@@ -104,8 +107,9 @@ static enum td_status load(SSL_CTX *c, const char *cert, const char *key, const 
     return TD_OK;
 }
 
-static enum td_status make_context(const char *const paths[FILES], SSL_CTX **out, struct td_error *e)
+static enum td_status make_context(struct rpc_tls *t, SSL_CTX **out, struct td_error *e)
 {
+    const char *const *paths = t->paths;
     SSL_CTX *c = SSL_CTX_new(TLS_server_method());
     if (!c)
         abort(); /* no memory */
@@ -114,7 +118,7 @@ static enum td_status make_context(const char *const paths[FILES], SSL_CTX **out
     SSL_CTX_set_mode(c, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
     SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF); /* tickets, which cost no memory, stay */
     SSL_CTX_set_session_id_context(c, (const unsigned char *)"tandem", 6);
-    SSL_CTX_set_alpn_select_cb(c, choose_h2, NULL);
+    SSL_CTX_set_alpn_select_cb(c, choose_protocol, t->protocol);
     enum td_status s = load(c, paths[0], paths[1], paths[2], e);
     if (s) {
         SSL_CTX_free(c);
@@ -175,7 +179,7 @@ void rpc_tls_refresh(struct rpc_tls *t)
     struct td_error e;
     if (!look(t))
         return;
-    if (make_context(t->paths, &fresh, &e)) {
+    if (make_context(t, &fresh, &e)) {
         log_error(t->log, "the certificates stay as they were: %s", e.text);
         return;
     }
@@ -476,19 +480,22 @@ static void *run(void *arg)
 
 /* ---------------------------------------------------------------- open and close */
 
-enum td_status rpc_tls_open(const char *cert, const char *key, const char *ca, const struct log *log,
+enum td_status rpc_tls_open(const struct rpc_tls_files *files, const char *protocol, const struct log *log,
                             struct rpc_tls **out, struct td_error *error_out)
 {
     struct rpc_tls *t = mem_zalloc(sizeof(*t));
-    const char *paths[FILES] = {cert, key, ca};
+    const char *paths[FILES] = {files->cert, files->key, files->ca};
     memcpy(t->paths, paths, sizeof(paths));
+    assert(strlen(protocol) < sizeof(t->protocol));
+    *t->protocol = (unsigned char)strlen(protocol);
+    memcpy(t->protocol + 1, protocol, strlen(protocol));
     t->log = log;
     clock_init_real(&t->clock);
     TAILQ_INIT(&t->ready);
     pthread_mutex_init(&t->lock, NULL);
     t->epoll_fd = t->wake_fd = -1;
     look(t);
-    enum td_status s = make_context(t->paths, &t->context, error_out);
+    enum td_status s = make_context(t, &t->context, error_out);
     if (!s) {
         t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);

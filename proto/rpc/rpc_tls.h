@@ -13,9 +13,9 @@
  * Why not gRPC's own TLS: a descriptor that is handed to it can't have any (1.51). Kernel TLS, which would
  * need no thread, was left out: few kernels have it, and gRPC does not know its control records.
  *
- * TLS 1.2 and 1.3, ALPN "h2", no compression, no renegotiation. Certificates are PEM files. They are read
- * again when one has changed; if they can't be, or don't fit, the old ones stay, and the log says so once.
- * Connections that stand keep theirs.
+ * TLS 1.2 and 1.3, one protocol by ALPN, no compression, no renegotiation. Certificates are PEM files. They
+ * are read again when one has changed; if they can't be, or don't fit, the old ones stay, and the log says so
+ * once. Connections that stand keep theirs.
  */
 #pragma once
 
@@ -26,8 +26,9 @@
 
 struct rpc_tls; /* the certificates of a listener, and its connections */
 
-/* ca: clients must show a certificate that it signed; NULL: they need none. log is borrowed. */
-enum td_status rpc_tls_open(const char *cert, const char *key, const char *ca, const struct log *log,
+/* files->ca: clients must show a certificate that it signed; NULL: they need none. protocol: its name
+ * in ALPN, "h2" or "http/1.1". files' texts and log are borrowed. */
+enum td_status rpc_tls_open(const struct rpc_tls_files *files, const char *protocol, const struct log *log,
                             struct rpc_tls **out, struct td_error *error_out);
 void rpc_tls_start(struct rpc_tls *t); /* starts the thread */
 /* Ends the connections, those with unsent bytes after a second; joins the thread. NULL is fine. */

@@ -461,6 +461,52 @@ END_TEST
 
 /* ------------------------------------------------------------------ queue */
 
+/* A call that is held lets others of its connection go on, and misses nothing. */
+START_TEST(test_rpc_call_that_is_held_gets_its_messages_when_it_resumes)
+{
+    enum { N = 2000, OTHERS = 100 };
+    struct record *r = record_open();
+    struct td_error e = {""};
+    record_count(r, client, N, 1000);
+    rpc_call_hold(record_call(r));
+    for (int i = 0; i < OTHERS; i++) {
+        Tandem__Test__EchoRequest request = echo_request("x");
+        ck_assert_msg(unary_code(&request.base, &e) == RPC_OK, "%s", e.text);
+    }
+    uint64_t before = record_view(r).n_messages; /* those that came before it was held */
+    for (int i = 0; i < OTHERS; i++) {
+        Tandem__Test__EchoRequest request = echo_request("x");
+        ck_assert_msg(unary_code(&request.base, &e) == RPC_OK, "%s", e.text);
+    }
+    struct record_view v = record_view(r);
+    ck_assert_uint_eq(v.n_messages, before);
+    ck_assert_uint_lt(v.n_messages, N);
+    ck_assert_uint_eq(v.n_ends, 0);
+    rpc_call_resume(record_call(r));
+    ck_assert(record_wait_end(r, AT_MOST_MS));
+    v = record_view(r);
+    ck_assert_uint_eq(v.n_messages, N);
+    ck_assert(v.in_order);
+    ck_assert_int_eq(v.code, RPC_OK);
+    rpc_call_resume(record_call(r)); /* does nothing */
+    record_close(r);
+}
+END_TEST
+
+START_TEST(test_rpc_call_that_is_held_can_be_cancelled)
+{
+    struct record *r = record_open();
+    record_count(r, client, 0, 1000);
+    ck_assert(record_wait_messages(r, 1, AT_MOST_MS));
+    rpc_call_hold(record_call(r));
+    rpc_call_cancel(record_call(r));
+    ck_assert(record_wait_end(r, AT_MOST_MS));
+    ck_assert_int_eq(record_view(r).code, RPC_CANCELLED);
+    ck_assert_uint_eq(record_view(r).n_ends, 1);
+    record_close(r);
+}
+END_TEST
+
 START_TEST(test_rpc_message_larger_than_the_queue_is_taken_once)
 {
     struct rpc_client_config config = {.target = "127.0.0.1:1", .max_queued_bytes = 4096};
@@ -528,6 +574,8 @@ int main(void)
     tcase_add_test(tc, test_rpc_message_that_unpacks_to_too_much_is_refused);
     tcase_add_test(tc, test_rpc_oversized_request_is_exhausted);
     tcase_add_test(tc, test_rpc_oversized_answer_is_exhausted);
+    tcase_add_test(tc, test_rpc_call_that_is_held_gets_its_messages_when_it_resumes);
+    tcase_add_test(tc, test_rpc_call_that_is_held_can_be_cancelled);
     tcase_add_test(tc, test_rpc_message_larger_than_the_queue_is_taken_once);
     tcase_add_test(tc, test_rpc_code_of_status_is_total);
     suite_add_tcase(suite, tc);

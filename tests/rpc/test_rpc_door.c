@@ -57,6 +57,7 @@ static void open_door(const char *listen, uint32_t most, uint32_t per_address)
 {
     static const struct log LOG = {.who = "test", .level = LOG_ERROR};
     const struct rpc_door_config c = {.listen = listen,
+                                      .preface = PREFACE,
                                       .max_connections = most,
                                       .max_per_address = per_address,
                                       .frozen_ms = 1000,
