@@ -260,9 +260,9 @@ static void end_stream(struct peer *p, const char *why)
 }
 
 /*
- * While nobody at all is heard, the network stands still, or the threads that read it, rather than all workers
- * at once. Then each may be silent for twice as long, and when the first is heard again, the others get their
- * time anew, since they are read one after the other.
+ * While nobody at all is heard, the network stands still, or the threads that read it, rather than all
+ * workers at once. Then each may be silent for twice as long, and when the first is heard again, the others
+ * get their time anew, since they are read one after the other.
  */
 static uint64_t silence_of(const struct router *r, uint64_t now)
 {

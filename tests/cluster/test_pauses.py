@@ -55,7 +55,7 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
 
 @test
 def test_workers_that_stand_still_together_for_a_moment_are_not_lost():
-    """While nobody is heard, the network stands still rather than all workers: 1.4 s, where one may be silent for 1 s."""
+    """While nobody is heard, the network stands still rather than all workers: 1.4 s, where one has 1 s."""
     with Cluster(prefill=2, decode=2, plan="split", router_args=["--silence-ms", "1000"]) as c:
         asked = stories(STREAMS, 600)
         flight = Flight(c.router.address, asked)
