@@ -40,7 +40,7 @@ void args_free(struct child_args *a)
 
 const char *child_role_name(enum child_role role)
 {
-    static const char *const NAMES[] = {"router", "prefill", "decode", "store", "status"};
+    static const char *const NAMES[] = {"router", "prefill", "decode", "store", "gateway", "status"};
     return NAMES[role];
 }
 
@@ -168,7 +168,8 @@ bool child_reap(struct child *c, uint64_t now, int *wait_status_out)
     if (c->ready_fd >= 0)
         close(c->ready_fd);
     c->ready_fd = -1;
-    bool drained = c->role != CHILD_ROUTER && c->announced && WIFEXITED(status) && !WEXITSTATUS(status);
+    bool may_drain = c->role != CHILD_ROUTER && c->role != CHILD_GATEWAY; /* without these nobody is served */
+    bool drained = may_drain && c->announced && WIFEXITED(status) && !WEXITSTATUS(status);
     if (c->state == CHILD_STOPPING || drained)
         set_state(c, CHILD_ENDED);
     else

@@ -35,9 +35,9 @@ struct child_args {
 void args_add(struct child_args *a, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void args_free(struct child_args *a);
 
-enum { CHILD_MOST = 64 }; /* most processes of one role, the router excepted */
+enum { CHILD_MOST = 64 }; /* most processes of one role; of routers and gateways there is one */
 
-enum child_role { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE, CHILD_STORE, CHILD_STATUS };
+enum child_role { CHILD_ROUTER, CHILD_PREFILL, CHILD_DECODE, CHILD_STORE, CHILD_GATEWAY, CHILD_STATUS };
 enum child_state { CHILD_IDLE, CHILD_STARTING, CHILD_UP, CHILD_BACKOFF, CHILD_STOPPING, CHILD_ENDED };
 
 struct child {

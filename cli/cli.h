@@ -56,6 +56,7 @@ bool cli_words(const char *command, const char *what, const char **words, int n,
 
 /* Returns option if it is given, else $TANDEM_ROUTER, else the default port on this machine. */
 #define CLI_DEFAULT_ROUTER "127.0.0.1:7470"
+#define CLI_DEFAULT_HTTP   "127.0.0.1:8000"
 const char *cli_router(const char *option);
 /* How commands reach a router with TLS: $TANDEM_TLS_CA (without it: plain text), _CERT, _KEY and _NAME. The
  * texts are the environment's. */

@@ -63,7 +63,8 @@ static void usage(FILE *f)
     fputs("\ntandem help COMMAND, or tandem COMMAND --help, lists its options.\n", f);
 }
 
-static const char *const SERVERS[] = {"tandem-router", "tandem-prefill", "tandem-decode", "tandem-kvstore"};
+static const char *const SERVERS[] = {"tandem-router", "tandem-gateway", "tandem-prefill", "tandem-decode",
+                                      "tandem-kvstore"};
 enum { N_SERVERS = sizeof(SERVERS) / sizeof(SERVERS[0]) };
 
 static void print_man(FILE *f)

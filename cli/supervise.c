@@ -24,7 +24,8 @@ enum {
     CHECKS = 6, /* health checks within the time after which a process counts as deaf */
     LEAST_SILENT = 3
 };
-static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 3 * NS_PER_MS; /* limit of each: router, workers, stores */
+/* Limit of each: gateway, router, workers, stores. */
+static const uint64_t DRAIN_NS = SUPERVISE_STOP_MS / 4 * NS_PER_MS;
 /* Signals within this time count once: timeout(1) sends its signal to a process and to its group. */
 static const uint64_t ONE_STOP_NS = 500 * NS_PER_MS;
 
@@ -129,6 +130,17 @@ static bool is_there(const struct child *c)
     return c->state != CHILD_ENDED && c->state != CHILD_STOPPING;
 }
 
+/* Replaces the last word, if it is this option, or adds it; NULL: it is left out. */
+static void set_last(struct child_args *a, const char *option, const char *value)
+{
+    if (a->n && !strncmp(a->words[a->n - 1], option, strlen(option))) {
+        free(a->words[--a->n]);
+        a->words[a->n] = NULL;
+    }
+    if (value)
+        args_add(a, "%s%s", option, value);
+}
+
 /* Tells the router of the workers and stores that are there now: one that was scaled away would be lost for
  * ever to a router that is started again. The others register by themselves. */
 static void set_workers(struct supervisor *s)
@@ -137,15 +149,10 @@ static void set_workers(struct supervisor *s)
     struct bytes list = {0};
     for (uint32_t i = 0; i < s->n_children; i++) {
         const struct child *c = &s->config->children[i];
-        if (c != s->router && is_there(c) && !c->registers)
+        if (c != s->router && c->role != CHILD_GATEWAY && is_there(c) && !c->registers)
             bytes_printf(&list, "%s%s", list.len ? "," : "", c->listen);
     }
-    if (a->n && !strncmp(a->words[a->n - 1], "--workers=", 10)) {
-        free(a->words[--a->n]);
-        a->words[a->n] = NULL;
-    }
-    if (list.len)
-        args_add(a, "--workers=%s", list.data);
+    set_last(a, "--workers=", list.data);
     bytes_free(&list);
 }
 
@@ -156,6 +163,8 @@ static void start(struct supervisor *s, struct child *c)
     s->changed = true;
     if (c == s->router)
         set_workers(s);
+    else if (c->role == CHILD_GATEWAY)
+        set_last(&c->args, "--routers=", s->router->listen);
     rundir_path(s->config->dir, "logs", logs);
     mkdir(logs, 0700); /* somebody may have removed it to get room; without it nothing would start again */
     if (!child_start(c, clock_now(&s->clock), &e))
@@ -530,15 +539,25 @@ static bool wait_announced(struct supervisor *s, uint32_t n_children)
 
 static bool start_workers(struct supervisor *s)
 {
-    uint32_t n = s->n_children - 1;
-    for (uint32_t i = 0; i < n; i++)
-        start(s, &s->config->children[i]);
+    uint32_t n = 0;
+    for (; s->config->children[n].role != CHILD_ROUTER && s->config->children[n].role != CHILD_GATEWAY; n++)
+        start(s, &s->config->children[n]);
     return wait_announced(s, n);
 }
 
 static bool start_router(struct supervisor *s)
 {
     start(s, s->router);
+    while (go_on(s) && !s->router->announced)
+        turn(s, UINT64_MAX);
+    return go_on(s);
+}
+
+static bool start_gateway(struct supervisor *s)
+{
+    for (uint32_t i = 0; i < s->n_children; i++)
+        if (s->config->children[i].role == CHILD_GATEWAY)
+            start(s, &s->config->children[i]);
     return wait_announced(s, s->n_children);
 }
 
@@ -615,7 +634,7 @@ static bool bring_up(struct supervisor *s)
 {
     struct td_error e;
     struct bytes text = {0};
-    if (!start_workers(s) || !start_router(s) || !wait_ready(s))
+    if (!start_workers(s) || !start_router(s) || !start_gateway(s) || !wait_ready(s))
         return false;
     bytes_printf(&text, "%s\n", s->router->listen);
     s->failed = rundir_write(s->config->dir, "router.address", text.data, &e);
@@ -659,6 +678,7 @@ int supervise_run(const struct supervise_config *config, int signal_fd)
     }
     log_info(&s.log, "stopping");
     s.stopping = true;
+    stop_roles(&s, CHILD_GATEWAY, CHILD_GATEWAY);
     stop_roles(&s, CHILD_ROUTER, CHILD_ROUTER);
     stop_roles(&s, CHILD_PREFILL, CHILD_DECODE);
     stop_roles(&s, CHILD_STORE, CHILD_STORE);

@@ -31,11 +31,11 @@
 #include "worker/geometry.h"
 #include "sched/policy.h"
 
-enum { DOWN_MS = SUPERVISE_STOP_MS + 10000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 1 };
+enum { DOWN_MS = SUPERVISE_STOP_MS + 10000, DOWN_POLL_MS = 20, MAX_CHILDREN = 3 * CHILD_MOST + 2 };
 
 struct up_options {
-    const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *plan, *transports, *isa, *numerics,
-        *weights, *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
+    const char *model, *dummy, *chat_template, *run_dir, *store_dir, *listen, *http, *plan, *transports, *isa,
+        *numerics, *weights, *kv_dtype, *device, *invariant, *lora, *rank_devices, *log_level, *store_codec;
     int64_t n_prefill, n_decode, n_stores, threads, block_tokens, pool_bytes, pages, max_context, max_batch,
         chunk_tokens, silence_ms, deaf_ms, n_tensor, n_pipeline;
     int64_t store_dram, store_ssd;
@@ -61,6 +61,8 @@ static const struct option TABLE[] = {
     {"detach", OPT_BOOL, AT(detach), NULL, NULL, 0, 0, "returns when the cluster is up; tandem down ends it"},
     {"listen", OPT_ADDRESS, AT(listen), CLI_DEFAULT_ROUTER, "HOST:PORT", 0, 0,
      "address of the client API; port 0 picks one"},
+    {"http", OPT_ADDRESS, AT(http), CLI_DEFAULT_HTTP, "none|HOST:PORT", 0, 0,
+     "address of the HTTP API (OpenAI's, by tandem-gateway); port 0 picks one; none: no gateway"},
     {"log-level", OPT_CHOICE, AT(log_level), NULL, "error|warn|info|debug", 0, 0, "log level of all processes"},
     {"deaf-ms", OPT_MS, AT(deaf_ms), "30s", NULL, 0, 3.6e6,
      "a process that lives and answers no health check for this long is started again; 0: never"},
@@ -115,6 +117,7 @@ enum {
     ROUTER = 1 << CHILD_ROUTER,
     WORKERS = 1 << CHILD_PREFILL | 1 << CHILD_DECODE,
     STORE = 1 << CHILD_STORE,
+    GATEWAY = 1 << CHILD_GATEWAY,
 };
 
 static const struct {
@@ -127,7 +130,7 @@ static const struct {
     {"dummy", AT(dummy), WORKERS | STORE, true},
     {"chat-template", AT(chat_template), ROUTER, true},
     {"plan", AT(plan), ROUTER, true},
-    {"log-level", AT(log_level), ROUTER | WORKERS | STORE, true},
+    {"log-level", AT(log_level), ROUTER | WORKERS | STORE | GATEWAY, true},
     {"isa", AT(isa), WORKERS, true},
     {"numerics", AT(numerics), WORKERS | STORE, true},
     {"weights", AT(weights), WORKERS, true},
@@ -188,7 +191,7 @@ static void pass_options(struct child_args *a, const struct up_options *o, enum 
 /* Adds the path of a role's program: beside this program, or where a build leaves it. */
 static enum td_status add_program(const struct up *u, struct child_args *a, enum child_role role, struct td_error *e)
 {
-    static const char *const FOLDERS[] = {"router", "prefill", "decode", "kvstore"};
+    static const char *const FOLDERS[] = {"router", "prefill", "decode", "kvstore", "gateway"};
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/tandem-%s", u->bin, FOLDERS[role]);
     if (access(path, X_OK))
@@ -202,11 +205,15 @@ static enum td_status add_program(const struct up *u, struct child_args *a, enum
 static enum td_status fill_child(const struct up *u, struct child *c, uint32_t number, uint32_t n_threads,
                                  struct td_error *e)
 {
-    if (c->role == CHILD_ROUTER)
-        snprintf(c->name, sizeof(c->name), "router");
+    bool is_one = c->role == CHILD_ROUTER || c->role == CHILD_GATEWAY;
+    if (is_one)
+        snprintf(c->name, sizeof(c->name), "%s", child_role_name(c->role));
     else
         snprintf(c->name, sizeof(c->name), "%s-%u", child_role_name(c->role), number);
-    snprintf(c->listen, sizeof(c->listen), "%s", c->role == CHILD_ROUTER ? u->options.listen : "127.0.0.1:0");
+    snprintf(c->listen, sizeof(c->listen), "%s",
+             c->role == CHILD_ROUTER    ? u->options.listen
+             : c->role == CHILD_GATEWAY ? u->options.http
+                                        : "127.0.0.1:0");
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
@@ -222,7 +229,7 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
         args_add(&c->args, "--kv-encrypt");
     if (n_threads)
         args_add(&c->args, "--threads=%u", n_threads);
-    if (u->options.faults && c->role != CHILD_ROUTER)
+    if (u->options.faults && !is_one)
         args_add(&c->args, "--faults=@%s/" RUNDIR_FAULTS "/%s", u->dir.path, c->name);
     return s;
 }
@@ -261,6 +268,11 @@ static uint32_t threads_of(const struct up_options *o, uint32_t index)
     return share ? share : 1;
 }
 
+static bool has_gateway(const struct up_options *o)
+{
+    return strcmp(o->http, "none") != 0;
+}
+
 static enum td_status plan_children(struct up *u, struct td_error *e)
 {
     const struct up_options *o = &u->options;
@@ -273,14 +285,16 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
         s = add_child(u, CHILD_DECODE, i, threads_of(o, n_prefill + i), e);
     for (uint32_t i = 0; i < o->n_stores && o->store && !s; i++)
         s = add_child(u, CHILD_STORE, i, 0, e);
+    if (!s && has_gateway(o))
+        s = add_child(u, CHILD_GATEWAY, 0, 0, e);
     return s ? s : add_child(u, CHILD_ROUTER, 0, 0, e);
 }
 
 /* ------------------------------------------------------------------ checks */
 
-/* Binds the router's address once. The router starts last, so the error would otherwise come only after the
- * workers have loaded the model. */
-static enum td_status check_listen(const char *listen, struct td_error *e)
+/* Binds an address of the router or gateway once. They start last, so the error would otherwise come only
+ * after the workers have loaded the model. */
+static enum td_status check_listen(const char *option, const char *listen, struct td_error *e)
 {
     struct sockaddr_storage address;
     socklen_t len;
@@ -292,7 +306,7 @@ static enum td_status check_listen(const char *listen, struct td_error *e)
     int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (bind(fd, (struct sockaddr *)&address, len))
-        s = td_fail(e, TD_ERR_IO, "--listen %s: %s", listen, strerror(errno));
+        s = td_fail(e, TD_ERR_IO, "%s %s: %s", option, listen, strerror(errno));
     close(fd);
     return s;
 }
@@ -393,7 +407,11 @@ static bool on_up(void *user, const char *router)
 {
     struct up *u = user;
     char log[PATH_MAX];
-    printf("tandem is up: router %s (run dir %s)\n", router, u->dir.path);
+    printf("tandem is up: router %s", router);
+    for (uint32_t i = 0; i < u->n_children; i++)
+        if (u->children[i].role == CHILD_GATEWAY)
+            printf(", http://%s/v1", u->children[i].listen);
+    printf(" (run dir %s)\n", u->dir.path);
     fflush(stdout);
     if (u->report_fd < 0)
         return false;
@@ -442,9 +460,10 @@ int cli_up(int argc, char **argv)
     int exit_code;
     if (!cli_options(
             "up", "--model DIR [options]",
-            "A cluster on this machine: router, prefill and decode workers, KV store. Ctrl-C drains and ends it.\n"
+            "A cluster on this machine: router, gateway, prefill and decode workers, KV store. Ctrl-C drains and ends\n"
+            "it.\n"
             "What has no option here can be set in the environment: TANDEM_PREFILL_NAME, TANDEM_DECODE_NAME,\n"
-            "TANDEM_KVSTORE_NAME, TANDEM_ROUTER_NAME.",
+            "TANDEM_KVSTORE_NAME, TANDEM_ROUTER_NAME, TANDEM_GATEWAY_NAME.",
             TABLE, argc, argv, &u.options, NULL, NULL, &exit_code))
         return exit_code;
     enum td_status s = rundir_locate(u.options.run_dir, &u.dir, &e);
@@ -457,7 +476,9 @@ int cli_up(int argc, char **argv)
     if (!s)
         s = rundir_reset_faults(&u.dir, u.options.faults, &e);
     if (!s)
-        s = check_listen(u.options.listen, &e);
+        s = check_listen("--listen", u.options.listen, &e);
+    if (!s && has_gateway(&u.options))
+        s = check_listen("--http", u.options.http, &e);
     if (!u.options.store_dir) {
         rundir_path(&u.dir, "store", u.store_dir);
         u.options.store_dir = u.store_dir;

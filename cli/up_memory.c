@@ -13,6 +13,12 @@ static bool is_worker(const struct child *c)
     return c->role == CHILD_PREFILL || c->role == CHILD_DECODE;
 }
 
+/* Routers and gateways need little, whatever the model. */
+static bool has_plan(const struct child *c)
+{
+    return is_worker(c) || c->role == CHILD_STORE;
+}
+
 static enum td_status parse_child(const struct child *c, void *values, char **strings_out, struct td_error *e)
 {
     enum options_action action;
@@ -92,7 +98,7 @@ static enum td_status add_up(struct child *children, const struct child_plan *pl
     for (uint32_t i = 0; i < n && !s; i++) {
         struct size_asked *asked = &all[n_asked];
         const struct child_plan *p = &plans[i];
-        if (children[i].role == CHILD_ROUTER)
+        if (!has_plan(&children[i]))
             continue;
         n_asked++;
         if (!is_worker(&children[i])) {
@@ -120,7 +126,7 @@ enum td_status up_memory_plan(struct child *children, uint32_t n, uint64_t *defa
     struct child_plan *plans = mem_array(n, sizeof(*plans));
     enum td_status s = TD_OK;
     for (uint32_t i = 0; i < n && !s; i++)
-        if (children[i].role != CHILD_ROUTER) {
+        if (has_plan(&children[i])) {
             s = plan_child(&children[i], &plans[i], error_out);
             children[i].drain_ms = drain_ms_of(&children[i], &plans[i]);
         }

@@ -8,7 +8,7 @@ packages=(
   gcc libc6-dev meson ninja-build pkg-config
   libgrpc-dev protobuf-compiler protobuf-c-compiler libprotobuf-c-dev
   libucx-dev librocksdb-dev libzstd-dev zlib1g-dev libjansson-dev libpcre2-dev libutf8proc-dev
-  libssl-dev libmicrohttpd-dev libxxhash-dev
+  libssl-dev libmicrohttpd-dev libhttp-parser-dev libxxhash-dev
 )
 if [ "${1:-}" = "--test" ]; then
   packages+=(

@@ -81,7 +81,7 @@ if [ -n "$pack" ]; then
   into="$(mktemp -d)"
   made+=("$into")
   mkdir -p "$into/lib/ucx"
-  (cd "$build" && find cli router prefill decode kvstore kernels/cuda tests/kernels/test_kernels_device* \
+  (cd "$build" && find cli router gateway prefill decode kvstore kernels/cuda tests/kernels/test_kernels_device* \
     tests/kernels/test_kernels_ranks tests/engine/test_engine tests/engine/test_ranks tests/engine/test_lora \
     tests/engine/test_weights -maxdepth 1 -type f -executable -exec cp --parents -t "$into" {} +)
   find "$into" -type f -exec strip -q {} + 2>/dev/null || true

@@ -4,7 +4,7 @@ import os, re, shutil, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
-SERVERS = ["router", "prefill", "decode", "kvstore"]
+SERVERS = ["router", "gateway", "prefill", "decode", "kvstore"]
 PAGES = os.path.join(BUILD, "docs")
 
 

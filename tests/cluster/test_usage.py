@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
 SERVERS = {"tandem-prefill": "prefill/tandem-prefill", "tandem-decode": "decode/tandem-decode", "tandem-router": "router/tandem-router",
-           "tandem-kvstore": "kvstore/tandem-kvstore"}
+           "tandem-kvstore": "kvstore/tandem-kvstore", "tandem-gateway": "gateway/tandem-gateway"}
 RUN = RUNTIME
 
 
@@ -42,6 +42,8 @@ WRONG = [
     (["tandem-router", "--model", DEMO, "--listen", "127.0.0.1:99999999"], "127.0.0.1:99999999"),
     (["tandem-router", "--model", DEMO, "--workers", "127.0.0.1:1,127.0.0.1:70000"], "127.0.0.1:70000"),
     (["tandem-router", "--model", DEMO, "--metrics-listen", "127.0.0.1:70000"], "127.0.0.1:70000"), (["tandem-kvstore", "--x"], "--x"),
+    (["tandem-gateway", "--routers", ""], "--routers"), (["tandem-gateway", "--routers", "a:1,,b:1"], "--routers"),
+    (["tandem-gateway", "--listen", "127.0.0.1:70000"], "127.0.0.1:70000"), (["tandem-gateway", "--tls-cert", "/none"], "--tls-key"),
     (["tandem-prefill", "--model", DEMO, "--pages", "minus"], "minus"), (["tandem-kvstore", "--model", DEMO, "--faults", "x"], "x"),
 ]
 
@@ -86,6 +88,8 @@ def test_options_come_from_the_environment():
 @test
 def test_print_config_keeps_secrets():
     for server in SERVERS:
+        if server == "tandem-gateway":  # it has none
+            continue
         out = call([server, "--secret", "hunter2", "--print-config"])
         assert out.returncode == 0 and "hunter2" not in out.stdout and "secret" not in json.loads(out.stdout), (server, out)
     out = call(["bench", "transfer", "--secret", "hunter2", "--print-config"])

@@ -1,0 +1,179 @@
+/*
+ * Inside of the gateway.
+ *
+ *     http_server --on_request--> routes.c --table--> openai_*.c, plain.c: body -> gw_task with gw_calls
+ *                                                          |
+ *     client <-- http_write -- gw_api.delta <-- task.c <-- rpc_call (one for each prompt) -- upstream.c
+ *
+ * A task is one HTTP request. It owns its calls and its http_conn, from gw_task_new() until task.c has given
+ * the last answer. Calls of one task end on different rpc threads, so a task has a lock.
+ *
+ * Order of locks: a task's, then a connection's (http_server.h), then a call's (rpc.h). http_server calls
+ * on_gone and on_drained under the connection's lock, so they take no task's lock.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/metrics.h"
+#include "base/ticker.h"
+#include "gateway/gateway.h"
+#include "gateway/http_server.h"
+#include "proto/ask/ask_bounds.h"
+#include "proto/ask/ask_message.h"
+#include "tandem.pb-c.h"
+
+enum { GW_ROUTERS_MOST = 16, GW_TRIES_MOST = 4, GW_ID_BYTES = ASK_MAX_LABEL_BYTES + 1, GW_ERROR_BYTES = 1024 };
+
+#define GW_METRICS(X)                                                                                                  \
+    X(GW_REQUESTS, METRIC_COUNTER, "tandem_gateway_requests_total", "requests that were read whole")                   \
+    X(GW_REFUSED, METRIC_COUNTER, "tandem_gateway_refused_total", "requests answered with a status of 400 or above")   \
+    X(GW_RETRIED, METRIC_COUNTER, "tandem_gateway_retried_total", "calls begun again at another router")               \
+    X(GW_GONE, METRIC_COUNTER, "tandem_gateway_gone_total", "clients that left while their request was under way")     \
+    X(GW_STALLED, METRIC_COUNTER, "tandem_gateway_stalled_total", "clients cut off because they took nothing")         \
+    X(GW_RUNNING, METRIC_GAUGE, "tandem_gateway_running", "requests under way")                                        \
+    X(GW_CONNECTIONS, METRIC_GAUGE, "tandem_gateway_connections", "open connections")                                  \
+    X(GW_ROUTERS, METRIC_GAUGE, "tandem_gateway_routers_serving", "routers that serve")
+enum { METRICS_ENUM(GW_METRICS) };
+
+/* ----------------------------------------------------------------- routers */
+
+struct gw_router {
+    char *address;
+    struct rpc_client *client;
+    atomic_bool is_serving;   /* as it said last */
+    atomic_uint n_calls;      /* under way from here */
+    _Atomic uint64_t lost_ns; /* when a call found it unreachable; 0: never */
+};
+
+struct gateway {
+    struct gateway_options options;
+    struct log log;
+    struct clock clock;
+    struct http_server *http;
+    struct metrics *metrics;
+    struct metrics_set *counters;
+    struct metrics_http *metrics_http;
+    struct ticker *ticker;
+    struct gw_router routers[GW_ROUTERS_MOST];
+    uint32_t n_routers;
+    atomic_uint n_tasks, n_stops;
+    atomic_uint next_router;
+    pthread_mutex_t lock; /* for the wait of gateway_run() only */
+    pthread_cond_t changed;
+};
+
+enum td_status gw_upstream_open(struct gateway *g, struct td_error *error_out);
+void gw_upstream_close(struct gateway *g);
+void gw_upstream_tick(struct gateway *g); /* asks the routers whether they serve */
+uint32_t gw_upstream_serving(const struct gateway *g);
+/* The router with the fewest calls, of those that serve and are not in `tried` (bits); NULL: none is left. */
+struct gw_router *gw_upstream_pick(struct gateway *g, uint32_t tried);
+
+/* ------------------------------------------------------------------ errors */
+
+enum gw_shape { GW_OPENAI, GW_ANTHROPIC };
+
+/* Appends the body of an error. text: "member: what is wrong", or anything else. id: the request's, or
+ * NULL. */
+void gw_error_body(enum gw_shape shape, int status, const char *text, const char *id, struct bytes *out);
+int gw_error_status(enum rpc_code code);
+/* As http_server_config.describe. */
+void gw_error_describe(const char *target, int status, const char *why, struct bytes *out);
+
+/* -------------------------------------------------------------------- text */
+
+/* Appends text inside of a JSON string. Bytes that are not UTF-8 become U+FFFD. */
+void gw_json_escape(struct bytes *out, const void *text, size_t len_bytes);
+json_t *gw_json_text(ProtobufCBinaryData text); /* the same as a value */
+/* Appends the value, and frees it. */
+void gw_json_append(struct bytes *out, json_t *value);
+
+/* ------------------------------------------------------------------- tasks */
+
+struct gw_task;
+
+struct gw_choice { /* of an answer that is not streamed */
+    struct bytes text;
+    Tandem__V1__GenerateEnd *end;
+};
+
+struct gw_call {
+    struct gw_task *task;
+    uint32_t number;           /* of the prompt in its request */
+    ProtobufCMessage *request; /* kept until the first answer, for another router */
+    struct gw_router *router;
+    uint32_t tried; /* bits: routers that this call was sent to */
+    /* One for each try; freed with the task, because on_gone and on_drained look at them without a lock. */
+    _Atomic(struct rpc_call *) rpc[GW_TRIES_MOST];
+    uint32_t n_tries;
+    bool has_answer;
+    ProtobufCMessage *response; /* of a unary call */
+    struct gw_choice choices[ASK_MAX_CHOICES];
+};
+
+/* How one of the HTTP APIs says what a task has got. All under the task's lock. */
+struct gw_api {
+    enum gw_shape shape;
+    const char *path;
+    const char *rpc; /* the method of tandem.v1.Tandem that is called */
+    const ProtobufCMessageDescriptor *response;
+    /* Makes the task's calls out of the request. body is NULL for GET. error_out begins with the member. */
+    enum td_status (*read)(struct gw_task *t, json_t *body, struct td_error *error_out);
+    /* A stream's events for a message. The end of a choice is in it, too. */
+    void (*delta)(struct gw_task *t, struct gw_call *call, const Tandem__V1__GenerateResponse *m, struct bytes *out);
+    void (*end)(struct gw_task *t, struct bytes *out);   /* the last events of a stream */
+    void (*whole)(struct gw_task *t, struct bytes *out); /* the body of an answer that is not streamed */
+};
+
+struct gw_task {
+    struct gateway *g;
+    struct http_conn *conn;
+    const struct gw_api *api;
+    char id[GW_ID_BYTES]; /* of the request: the client's, or made here */
+    char *authorization;  /* header for the router; NULL: none */
+    char *headers;        /* further header lines of the answer */
+    int64_t created_s;
+    char *model;         /* as the request named it, or NULL */
+    struct bytes prefix; /* what every event of a stream begins with */
+    bool is_stream, wants_usage, is_chat;
+    uint32_t n_choices; /* for each prompt */
+    struct gw_call *calls;
+    uint32_t n_calls;
+    atomic_bool is_gone; /* the client */
+    uint64_t began_ns;
+    pthread_mutex_t lock; /* guards the rest: calls end on different threads */
+    uint32_t n_left;      /* calls that are not over */
+    bool has_begun;       /* the stream */
+    uint64_t started;     /* bits: choices whose first event was sent */
+    uint64_t prompt_tokens, completion_tokens, cached_tokens;
+    enum rpc_code code; /* RPC_OK: nothing has failed */
+    int status;         /* of gw_task_fail(); 0: none */
+    uint32_t retry_after_ms;
+    char why[GW_ERROR_BYTES];
+    struct bytes events; /* scratch */
+};
+
+/* Makes n calls of the task, for read(). */
+void gw_task_calls(struct gw_task *t, uint32_t n);
+/* ask: a request in the names of proto/ask/ask_params.h, for call i. */
+enum td_status gw_task_ask(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *error_out);
+void gw_task_request(struct gw_task *t, uint32_t i, const ProtobufCMessage *request); /* copied */
+/* Reads the request and starts the calls, or answers with an error. Takes over conn. */
+void gw_task_run(struct gateway *g, struct http_conn *conn, const struct gw_api *api, const char *id,
+                 const char *headers);
+/* For whole(): the answer is this error instead. */
+void gw_task_fail(struct gw_task *t, int status, const char *why);
+void gw_task_on_gone(struct http_conn *conn);
+void gw_task_on_drained(struct http_conn *conn);
+
+/* ------------------------------------------------------------------ routes */
+
+void gw_on_request(struct http_conn *conn, void *gateway);
+
+extern const struct gw_api GW_CHAT, GW_COMPLETIONS, GW_MODELS, GW_TOKENIZE, GW_DETOKENIZE;

@@ -1,0 +1,198 @@
+#include "gateway/members.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/ask/ask_params.h"
+
+enum { NAME_BYTES = 96 };
+
+enum td_status gw_member_put(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    enum td_status s = ask_param_check(ask_param_find(m->ask), m->name, v, e);
+    if (!s)
+        json_object_set(r->ask, m->ask, v);
+    return s;
+}
+
+static const struct gw_member *find(const struct gw_member *table, const char *name)
+{
+    while (table->name && strcmp(table->name, name))
+        table++;
+    return table->name ? table : NULL;
+}
+
+enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_error *e)
+{
+    const char *name;
+    json_t *v;
+    json_object_foreach(body, name, v)
+    {
+        const struct gw_member *m = find(r->table, name);
+        enum td_status s = TD_OK;
+        if (!m)
+            return td_fail(e, TD_ERR_INVALID, "%.64s: no such member", name);
+        if (!json_is_null(v))
+            s = m->read ? m->read(r, m, v, e) : gw_member_put(r, m, v, e);
+        if (s)
+            return s;
+    }
+    return TD_OK;
+}
+
+enum td_status gw_member_ignored(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    (void)r, (void)m, (void)v, (void)e;
+    return TD_OK;
+}
+
+enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    (void)r;
+    bool is_nothing = json_is_false(v) || (json_is_array(v) && !json_array_size(v)) ||
+                      (json_is_object(v) && !json_object_size(v)) || (json_is_string(v) && !json_string_length(v));
+    return is_nothing ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: is not supported", m->name);
+}
+
+/* ---------------------------------------------------------------- messages */
+
+/* A list of text parts as one text, a line for each part; NULL, with an error: a part is something else. */
+static json_t *join_parts(const char *where, json_t *parts, struct td_error *e)
+{
+    struct bytes text = {0};
+    size_t i;
+    json_t *part, *whole = NULL;
+    bool is_good = true;
+    json_array_foreach(parts, i, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        json_t *its = json_object_get(part, "text");
+        is_good = type && (!strcmp(type, "text") || !strcmp(type, "input_text") || !strcmp(type, "output_text")) &&
+                  json_is_string(its);
+        if (!is_good) {
+            td_fail(e, TD_ERR_INVALID, "%s[%zu]: only parts {\"type\": \"text\", \"text\": ...} are understood", where,
+                    i);
+            break;
+        }
+        if (i)
+            bytes_append(&text, "\n", 1);
+        bytes_append(&text, json_string_value(its), json_string_length(its));
+    }
+    if (is_good)
+        whole = json_stringn(text.data ? text.data : "", text.len);
+    bytes_free(&text);
+    return whole;
+}
+
+/* Arguments of calls come as text, and templates want the object that the text is. */
+static void open_arguments(json_t *message)
+{
+    size_t i;
+    json_t *call;
+    json_array_foreach(json_object_get(message, "tool_calls"), i, call)
+    {
+        json_t *function = json_object_get(call, "function"), *text = json_object_get(function, "arguments"), *v;
+        if (!json_is_string(text))
+            continue;
+        v = json_loadb(json_string_value(text), json_string_length(text), JSON_ALLOW_NUL, NULL);
+        if (v)
+            json_object_set_new(function, "arguments", v);
+    }
+}
+
+static enum td_status read_message(json_t *message, size_t i, struct td_error *e)
+{
+    char where[NAME_BYTES];
+    json_t *role = json_object_get(message, "role"), *content = json_object_get(message, "content"), *text;
+    if (!json_is_object(message))
+        return td_fail(e, TD_ERR_INVALID, "messages[%zu]: must be an object", i);
+    if (!json_is_string(role))
+        return td_fail(e, TD_ERR_INVALID, "messages[%zu].role: must be a text", i);
+    if (!strcmp(json_string_value(role), "developer"))
+        json_object_set_new(message, "role", json_string("system"));
+    if (content && !json_is_null(content) && !json_is_string(content) && !json_is_array(content))
+        return td_fail(e, TD_ERR_INVALID, "messages[%zu].content: must be a text, or a list of parts", i);
+    if ((!content || json_is_null(content)) && !json_object_get(message, "tool_calls"))
+        return td_fail(e, TD_ERR_INVALID, "messages[%zu].content: is missing", i);
+    if (json_is_array(content)) {
+        snprintf(where, sizeof(where), "messages[%zu].content", i);
+        if (!(text = join_parts(where, content, e)))
+            return TD_ERR_INVALID;
+        json_object_set_new(message, "content", text);
+    }
+    open_arguments(message);
+    return TD_OK;
+}
+
+enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *m, json_t *list, struct td_error *e)
+{
+    size_t i;
+    json_t *v;
+    if (!json_is_array(list) || !json_array_size(list))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a list of messages, not empty", m->name);
+    json_array_foreach(list, i, v)
+    {
+        enum td_status s = read_message(v, i, e);
+        if (s)
+            return s;
+    }
+    return gw_member_put(r, m, list, e);
+}
+
+/* ------------------------------------------------------------------ tandem */
+
+/* Parameters of how a request is served, which no other API has. */
+static const struct gw_member TANDEM[] = {
+    {"ttft_ms", "ttft_ms", NULL},
+    {"tpot_ms", "tpot_ms", NULL},
+    {"deadline_ms", "deadline_ms", NULL},
+    {"priority", "priority", NULL},
+    {"tenant", "tenant", NULL},
+    {"lora", "lora", NULL},
+    {"typical_p", "typical_p", NULL},
+    {"cache_salt", "cache_salt", NULL},
+    {"workflow_id", "workflow_id", NULL},
+    {"workflow_deadline_ms", "workflow_deadline_ms", NULL},
+    {"workflow_steps_left", "workflow_steps_left", NULL},
+    {"bypass_cache", "bypass_cache", NULL},
+    {NULL, NULL, NULL},
+};
+
+enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    struct gw_reading inner = {.task = r->task, .ask = r->ask, .table = TANDEM};
+    struct td_error why = {{0}};
+    if (!json_is_object(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be an object", m->name);
+    enum td_status s = gw_members_read(&inner, v, &why);
+    return s ? td_fail(e, s, "%s.%s", m->name, why.text) : TD_OK;
+}
+
+static enum td_status read_header(struct gw_reading *r, const char *header, const char *ask, struct td_error *e)
+{
+    const char *text = http_header(r->task->conn, header);
+    json_t *v;
+    if (!text || json_object_get(r->ask, ask))
+        return TD_OK;
+    enum td_status s = ask_param_parse(ask_param_find(ask), header, text, &v, e);
+    if (!s)
+        json_object_set_new(r->ask, ask, v);
+    return s;
+}
+
+enum td_status gw_headers_read(struct gw_reading *r, struct td_error *e)
+{
+    static const char *const OTHERS[][2] = {{"x-slo-ttft-ms", "ttft_ms"}, {"x-slo-tpot-ms", "tpot_ms"}};
+    enum td_status s = TD_OK;
+    for (const struct gw_member *m = TANDEM; m->name && !s; m++) {
+        char header[NAME_BYTES];
+        snprintf(header, sizeof(header), "x-tandem-%s", m->name);
+        for (char *c = header; *c; c++)
+            *c = *c == '_' ? '-' : *c;
+        s = read_header(r, header, m->ask, e);
+    }
+    for (size_t i = 0; i < sizeof(OTHERS) / sizeof(OTHERS[0]) && !s; i++)
+        s = read_header(r, OTHERS[i][0], OTHERS[i][1], e);
+    return s;
+}

@@ -1,0 +1,38 @@
+/*
+ * Reading the members of a request by a table: each HTTP API has its own names, and the values go into the
+ * names and bounds of proto/ask/ask_params.h, which is the only place that knows what a request may ask.
+ *
+ * A member that is null counts as absent, as OpenAI's clients mean it. A member that no table has is refused
+ * by name.
+ */
+#pragma once
+
+#include "gateway/gateway_internal.h"
+
+struct gw_reading {
+    struct gw_task *task;
+    json_t *ask; /* the request in the names of ask_params.h, being made */
+    const struct gw_member *table;
+    json_t *prompts;    /* completions: the list of prompts; borrowed */
+    json_int_t best_of; /* completions: 0: not given */
+};
+
+struct gw_member {
+    const char *name;
+    const char *ask; /* its name there; NULL: none, so read does all, or it means nothing here */
+    /* NULL: the value goes there as it is. */
+    enum td_status (*read)(struct gw_reading *r, const struct gw_member *m, json_t *value, struct td_error *e);
+};
+
+/* Reads all members of body. Errors begin with the member's name. */
+enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_error *error_out);
+/* Checks the value by the parameter m->ask, and puts it there. */
+enum td_status gw_member_put(struct gw_reading *r, const struct gw_member *m, json_t *value, struct td_error *e);
+
+/* For tables: */
+enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_ignored(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+/* The same from headers "x-tandem-ttft-ms" and so on, and those of llm-d; what the body says counts more. */
+enum td_status gw_headers_read(struct gw_reading *r, struct td_error *error_out);

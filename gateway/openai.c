@@ -1,0 +1,375 @@
+/*
+ * OpenAI's chat completions and completions, with the further members that vLLM has.
+ *
+ * Both APIs ask for the same thing in other words, so they share the table of members but for the prompt, and
+ * what they answer differs in a few words, too.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gateway/members.h"
+#include "proto/ask/ask_params.h"
+
+enum { DEFAULT_MAX_TOKENS = 16 /* of a completion, as OpenAI and vLLM have it */ };
+
+/* ------------------------------------------------------------------ members */
+
+static enum td_status read_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    r->task->is_stream = json_is_true(v);
+    return json_is_boolean(v) ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: must be true or false", m->name);
+}
+
+static enum td_status read_stream_options(struct gw_reading *r, const struct gw_member *m, json_t *v,
+                                          struct td_error *e)
+{
+    const char *name;
+    json_t *option;
+    if (!json_is_object(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be an object", m->name);
+    json_object_foreach(v, name, option)
+    {
+        if (!strcmp(name, "include_usage") && json_is_boolean(option))
+            r->task->wants_usage = json_is_true(option);
+        else if (strcmp(name, "include_obfuscation") || !json_is_boolean(option))
+            return td_fail(e, TD_ERR_INVALID, "%s.%.32s: no such member, or not true or false", m->name, name);
+    }
+    return TD_OK;
+}
+
+static enum td_status read_model(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    enum td_status s = gw_member_put(r, m, v, e);
+    if (!s)
+        r->task->model = mem_strdup(json_string_value(v));
+    return s;
+}
+
+static enum td_status read_n(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    enum td_status s = gw_member_put(r, m, v, e);
+    if (!s)
+        r->task->n_choices = (uint32_t)json_integer_value(v);
+    return s;
+}
+
+/* OpenAI and vLLM have signed seeds: the same bits, unsigned. */
+static enum td_status read_seed(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (!json_is_integer(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a whole number", m->name);
+    json_object_set_new(r->ask, m->ask, ask_seed_json((uint64_t)json_integer_value(v)));
+    return TD_OK;
+}
+
+/* -1 is vLLM's word for all. */
+static enum td_status read_top_k(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (json_is_integer(v) && json_integer_value(v) == -1)
+        json_object_set_new(r->ask, m->ask, json_integer(0));
+    else
+        return gw_member_put(r, m, v, e);
+    return TD_OK;
+}
+
+/* Both names of the same thing may be given, if they say the same. */
+static enum td_status read_max_tokens(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    json_t *before = json_object_get(r->ask, m->ask);
+    if (before && !json_equal(before, v))
+        return td_fail(e, TD_ERR_INVALID, "%s: max_tokens and max_completion_tokens differ", m->name);
+    return gw_member_put(r, m, v, e);
+}
+
+/* In vLLM the lower priority goes first. */
+static enum td_status read_priority(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    json_t *turned = json_is_integer(v) ? json_integer(-json_integer_value(v)) : json_incref(v);
+    enum td_status s = gw_member_put(r, m, turned, e);
+    json_decref(turned);
+    return s;
+}
+
+static enum td_status read_format(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    const char *type = json_string_value(json_object_get(v, "type"));
+    (void)r;
+    if (type && !strcmp(type, "text"))
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "%s.type: only 'text' is supported", m->name);
+}
+
+static enum td_status read_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    const char *word = json_string_value(v);
+    (void)r;
+    if (word && (!strcmp(word, "none") || !strcmp(word, "auto")))
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "%s: only 'none' and 'auto' are supported", m->name);
+}
+
+static enum td_status read_best_of(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    r->best_of = json_integer_value(v);
+    return json_is_integer(v) ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: must be a whole number", m->name);
+}
+
+static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (!json_is_string(v) && !json_is_array(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a text, a list of token ids, or a list of either", m->name);
+    r->prompts = v;
+    return TD_OK;
+}
+
+/* OpenAI's members that change nothing here. */
+#define IGNORED(name)                                                                                                  \
+    {                                                                                                                  \
+        name, NULL, gw_member_ignored                                                                                  \
+    }
+#define SHARED                                                                                                         \
+    {"model", "model", read_model}, {"stream", NULL, read_stream}, {"stream_options", NULL, read_stream_options},      \
+        {"n", "n", read_n}, {"temperature", "temperature", NULL}, {"top_p", "top_p", NULL},                            \
+        {"presence_penalty", "presence_penalty", NULL}, {"frequency_penalty", "frequency_penalty", NULL},              \
+        {"seed", "seed", read_seed}, {"stop", "stop", NULL}, {"logit_bias", "logit_bias", NULL},                       \
+        {"max_tokens", "max_tokens", read_max_tokens}, {"min_tokens", "min_tokens", NULL},                             \
+        {"top_k", "top_k", read_top_k}, {"min_p", "min_p", NULL}, {"repetition_penalty", "repetition_penalty", NULL},  \
+        {"ignore_eos", "ignore_eos", NULL}, {"stop_token_ids", "stop_ids", NULL},                                      \
+        {"skip_special_tokens", "skip_special_tokens", NULL}, {"allowed_token_ids", "allowed_ids", NULL},              \
+        {"cache_salt", "cache_salt", NULL}, {"priority", "priority", read_priority},                                   \
+        {"tandem", NULL, gw_member_tandem}, {"logprobs", NULL, gw_member_false}, IGNORED("user"), IGNORED("metadata"), \
+        IGNORED("store"), IGNORED("service_tier"), IGNORED("safety_identifier"), IGNORED("prompt_cache_key"),          \
+        IGNORED("prompt_cache_retention"), IGNORED("spaces_between_special_tokens"), IGNORED("request_id")
+
+static const struct gw_member CHAT[] = {
+    SHARED,
+    {"messages", "messages", gw_member_messages},
+    {"max_completion_tokens", "max_tokens", read_max_tokens},
+    {"add_generation_prompt", "add_generation_prompt", NULL},
+    {"chat_template_kwargs", "variables", NULL},
+    {"response_format", NULL, read_format},
+    {"tools", NULL, gw_member_false},
+    {"tool_choice", NULL, read_tool_choice},
+    IGNORED("parallel_tool_calls"),
+    IGNORED("verbosity"),
+    IGNORED("prediction"),
+    {NULL, NULL, NULL},
+};
+
+static const struct gw_member COMPLETIONS[] = {
+    SHARED,
+    {"prompt", NULL, read_prompt},
+    {"echo", "echo", NULL},
+    {"add_special_tokens", "add_special_tokens", NULL},
+    {"suffix", NULL, gw_member_false},
+    {"best_of", NULL, read_best_of},
+    {NULL, NULL, NULL},
+};
+
+/* ------------------------------------------------------------------ reading */
+
+/* What every event of the stream begins with. */
+static void make_prefix(struct gw_task *t)
+{
+    bytes_printf(&t->prefix, "data: {\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":\"",
+                 t->is_chat ? "chatcmpl" : "cmpl", t->id, t->is_chat ? "chat.completion.chunk" : "text_completion",
+                 t->created_s);
+    gw_json_escape(&t->prefix, t->model ? t->model : "", t->model ? strlen(t->model) : 0);
+    bytes_printf(&t->prefix, "\",\"choices\":[");
+}
+
+static enum td_status make_call(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e)
+{
+    json_object_set_new(ask, "id", json_string(t->id));
+    return gw_task_ask(t, i, ask, e);
+}
+
+static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    struct gw_reading r = {.task = t, .ask = json_object(), .table = CHAT};
+    t->is_chat = true;
+    gw_task_calls(t, 1);
+    enum td_status s = gw_members_read(&r, body, e);
+    if (!s)
+        s = gw_headers_read(&r, e);
+    if (!s && !json_object_get(r.ask, "messages"))
+        s = td_fail(e, TD_ERR_INVALID, "messages: is missing");
+    if (!s)
+        s = make_call(t, 0, r.ask, e);
+    make_prefix(t);
+    json_decref(r.ask);
+    return s;
+}
+
+/* The i-th prompt of the request, which is one text, one list of ids, or a list of either. */
+static json_t *prompt_at(json_t *prompts, size_t i)
+{
+    bool is_one = json_is_string(prompts) || json_is_integer(json_array_get(prompts, 0));
+    return is_one ? prompts : json_array_get(prompts, i);
+}
+
+static size_t count_prompts(json_t *prompts)
+{
+    return prompt_at(prompts, 0) == prompts ? 1 : json_array_size(prompts);
+}
+
+static enum td_status make_prompt(struct gw_reading *r, uint32_t i, struct td_error *e)
+{
+    json_t *prompt = prompt_at(r->prompts, i);
+    const char *name = json_is_array(prompt) ? "prompt_ids" : "prompt";
+    json_t *add_special = json_incref(json_object_get(r->ask, "add_special_tokens"));
+    json_object_del(r->ask, "prompt");
+    json_object_del(r->ask, "prompt_ids");
+    json_object_set(r->ask, name, prompt);
+    if (json_is_array(prompt))
+        json_object_del(r->ask, "add_special_tokens"); /* ids are what they are */
+    enum td_status s = make_call(r->task, i, r->ask, e);
+    if (add_special)
+        json_object_set_new(r->ask, "add_special_tokens", add_special);
+    return s;
+}
+
+static enum td_status make_prompts(struct gw_reading *r, struct td_error *e)
+{
+    struct gw_task *t = r->task;
+    size_t n = r->prompts ? count_prompts(r->prompts) : 0, most = (size_t)t->g->options.max_prompts;
+    if (!n)
+        return td_fail(e, TD_ERR_INVALID, "prompt: %s", r->prompts ? "is empty" : "is missing");
+    if (n > most)
+        return td_fail(e, TD_ERR_INVALID, "prompt: %zu prompts, at most %zu (max-prompts)", n, most);
+    if (r->best_of && r->best_of != (json_int_t)t->n_choices)
+        return td_fail(e, TD_ERR_INVALID, "best_of: only the same number as n is supported");
+    gw_task_calls(t, (uint32_t)n);
+    for (uint32_t i = 0; i < n; i++) {
+        enum td_status s = make_prompt(r, i, e);
+        if (s)
+            return s;
+    }
+    return TD_OK;
+}
+
+static enum td_status read_completions(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    struct gw_reading r = {.task = t, .ask = json_object(), .table = COMPLETIONS};
+    enum td_status s = gw_members_read(&r, body, e);
+    if (!s)
+        s = gw_headers_read(&r, e);
+    if (!s && !json_object_get(r.ask, "max_tokens"))
+        json_object_set_new(r.ask, "max_tokens", json_integer(DEFAULT_MAX_TOKENS));
+    if (!s)
+        s = make_prompts(&r, e);
+    make_prefix(t);
+    json_decref(r.ask);
+    return s;
+}
+
+/* ------------------------------------------------------------------ answers */
+
+static json_t *usage_json(const struct gw_task *t)
+{
+    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", (json_int_t)t->prompt_tokens, "completion_tokens",
+                     (json_int_t)t->completion_tokens, "total_tokens",
+                     (json_int_t)(t->prompt_tokens + t->completion_tokens), "prompt_tokens_details", "cached_tokens",
+                     (json_int_t)t->cached_tokens);
+}
+
+static void whole(struct gw_task *t, struct bytes *out)
+{
+    json_t *choices = json_array();
+    char id[GW_ID_BYTES + 16];
+    for (uint32_t i = 0; i < t->n_calls; i++)
+        for (uint32_t k = 0; k < t->n_choices; k++) {
+            const struct gw_choice *c = &t->calls[i].choices[k];
+            json_t *one = json_pack("{s:I}", "index", (json_int_t)i * t->n_choices + k),
+                   *text = gw_json_text((ProtobufCBinaryData){c->text.len, (uint8_t *)c->text.data});
+            if (t->is_chat)
+                json_object_set_new(one, "message",
+                                    json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal"));
+            else
+                json_object_set_new(one, "text", text);
+            json_object_set_new(one, "logprobs", json_null());
+            json_object_set_new(one, "finish_reason", c->end ? gw_json_text(c->end->finish_reason) : json_null());
+            json_array_append_new(choices, one);
+        }
+    snprintf(id, sizeof(id), "%s-%s", t->is_chat ? "chatcmpl" : "cmpl", t->id);
+    gw_json_append(out,
+                   json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
+                             t->is_chat ? "chat.completion" : "text_completion", "created", (json_int_t)t->created_s,
+                             "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t)));
+}
+
+/* One event of a chat: `content` is the delta's members. */
+static void chat_event(struct gw_task *t, uint32_t index, const char *role, ProtobufCBinaryData text,
+                       ProtobufCBinaryData reason, struct bytes *out)
+{
+    bytes_append(out, t->prefix.data, t->prefix.len);
+    bytes_printf(out, "{\"index\":%u,\"delta\":{", index);
+    if (role)
+        bytes_printf(out, "\"role\":\"%s\",", role);
+    if (!reason.len) {
+        bytes_printf(out, "\"content\":\"");
+        gw_json_escape(out, text.data, text.len);
+        bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    } else {
+        bytes_printf(out, "},\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)reason.len,
+                     (const char *)reason.data);
+    }
+}
+
+static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m, struct bytes *out)
+{
+    const ProtobufCBinaryData none = {0};
+    (void)c;
+    if (!(t->started >> m->choice & 1))
+        chat_event(t, m->choice, "assistant", none, none, out);
+    t->started |= 1ull << m->choice;
+    if (m->text.len)
+        chat_event(t, m->choice, NULL, m->text, none, out);
+    if (m->end)
+        chat_event(t, m->choice, NULL, none, m->end->finish_reason, out);
+}
+
+static void delta_completion(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m,
+                             struct bytes *out)
+{
+    if (!m->text.len && !m->end)
+        return;
+    bytes_append(out, t->prefix.data, t->prefix.len);
+    bytes_printf(out, "{\"index\":%u,\"text\":\"", c->number * t->n_choices + m->choice);
+    gw_json_escape(out, m->text.data, m->text.len);
+    if (m->end)
+        bytes_printf(out, "\",\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)m->end->finish_reason.len,
+                     (const char *)m->end->finish_reason.data);
+    else
+        bytes_printf(out, "\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+}
+
+static void end(struct gw_task *t, struct bytes *out)
+{
+    if (t->wants_usage) {
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out, "],\"usage\":");
+        gw_json_append(out, usage_json(t));
+        bytes_printf(out, "}\n\n");
+    }
+    bytes_printf(out, "data: [DONE]\n\n");
+}
+
+const struct gw_api GW_CHAT = {.shape = GW_OPENAI,
+                               .path = "/v1/chat/completions",
+                               .rpc = "/tandem.v1.Tandem/Generate",
+                               .response = &tandem__v1__generate_response__descriptor,
+                               .read = read_chat,
+                               .delta = delta_chat,
+                               .end = end,
+                               .whole = whole};
+const struct gw_api GW_COMPLETIONS = {.shape = GW_OPENAI,
+                                      .path = "/v1/completions",
+                                      .rpc = "/tandem.v1.Tandem/Generate",
+                                      .response = &tandem__v1__generate_response__descriptor,
+                                      .read = read_completions,
+                                      .delta = delta_completion,
+                                      .end = end,
+                                      .whole = whole};

@@ -1,0 +1,187 @@
+/* Requests with one short answer: models, tokenize, detokenize (the latter two as vLLM has them). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gateway/members.h"
+
+/* ------------------------------------------------------------------ models */
+
+/* Decodes %XX; the caller frees it. */
+static char *decode(const char *text, size_t n)
+{
+    static const char HEX[] = "0123456789abcdef";
+    char *out = mem_zalloc(n + 1), *to = out;
+    for (size_t i = 0; i < n; i++) {
+        const char *high = i + 2 < n && text[i] == '%' && text[i + 1] ? strchr(HEX, text[i + 1] | 0x20) : NULL,
+                   *low = high && text[i + 2] ? strchr(HEX, text[i + 2] | 0x20) : NULL;
+        *to++ = low ? (char)((high - HEX) << 4 | (low - HEX)) : text[i];
+        i += low ? 2 : 0;
+    }
+    return out;
+}
+
+static enum td_status read_models(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    static const char PREFIX[] = "/v1/models/";
+    Tandem__V1__ListModelsRequest m;
+    const char *target = http_target(t->conn);
+    (void)body, (void)e;
+    tandem__v1__list_models_request__init(&m);
+    if (!strncmp(target, PREFIX, strlen(PREFIX)))
+        t->model = decode(target + strlen(PREFIX), strcspn(target + strlen(PREFIX), "?"));
+    gw_task_calls(t, 1);
+    gw_task_request(t, 0, &m.base);
+    return TD_OK;
+}
+
+static json_t *model_json(const struct gw_task *t, ProtobufCBinaryData name, ProtobufCBinaryData parent,
+                          const Tandem__V1__ModelInfo *info)
+{
+    json_t *root = parent.len ? gw_json_text(parent) : gw_json_text(name);
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:i}", "id", gw_json_text(name), "object", "model", "created",
+                     (json_int_t)t->created_s, "owned_by", "tandem", "root", root, "parent",
+                     parent.len ? gw_json_text(parent) : json_null(), "max_model_len", (int)info->max_context_tokens);
+}
+
+static json_t *list_models(const struct gw_task *t, const Tandem__V1__ListModelsResponse *m)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < m->n_models; i++) {
+        const Tandem__V1__ModelInfo *info = m->models[i];
+        json_array_append_new(list, model_json(t, info->name, (ProtobufCBinaryData){0}, info));
+        for (size_t k = 0; k < info->n_loras; k++)
+            json_array_append_new(list, model_json(t, info->loras[k], info->name, info));
+    }
+    return list;
+}
+
+static void whole_models(struct gw_task *t, struct bytes *out)
+{
+    json_t *list = list_models(t, (const Tandem__V1__ListModelsResponse *)t->calls[0].response), *found = NULL, *v;
+    size_t i;
+    if (!t->model) {
+        gw_json_append(out, json_pack("{s:s, s:o}", "object", "list", "data", list));
+        return;
+    }
+    json_array_foreach(list, i, v) if (!strcmp(json_string_value(json_object_get(v, "id")), t->model)) found = v;
+    if (found)
+        gw_json_append(out, json_incref(found));
+    else
+        gw_task_fail(t, 404, "model: there is no such model");
+    json_decref(list);
+}
+
+const struct gw_api GW_MODELS = {.shape = GW_OPENAI,
+                                 .path = "/v1/models",
+                                 .rpc = "/tandem.v1.Tandem/ListModels",
+                                 .response = &tandem__v1__list_models_response__descriptor,
+                                 .read = read_models,
+                                 .whole = whole_models};
+
+/* ---------------------------------------------------------------- tokenize */
+
+static const struct gw_member TOKENIZE[] = {
+    {"model", "model", NULL},
+    {"prompt", "prompt", NULL},
+    {"messages", "messages", gw_member_messages},
+    {"add_special_tokens", "add_special_tokens", NULL},
+    {"add_generation_prompt", "add_generation_prompt", NULL},
+    {"chat_template_kwargs", "variables", NULL},
+    {"return_token_strs", NULL, gw_member_false},
+    {NULL, NULL, NULL},
+};
+
+static enum td_status read_tokenize(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    struct gw_reading r = {.task = t, .ask = json_object(), .table = TOKENIZE};
+    struct ask_message *m = NULL;
+    enum td_status s = gw_members_read(&r, body, e);
+    if (!s)
+        s = ask_message_make(r.ask, &m, e);
+    if (!s) {
+        const Tandem__V1__GenerateRequest *g = ask_message_get(m);
+        Tandem__V1__TokenizeRequest q;
+        tandem__v1__tokenize_request__init(&q);
+        bool is_chat = g->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT;
+        q.model = g->model;
+        q.input_case = is_chat ? TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT : TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT;
+        if (is_chat)
+            q.chat = g->chat;
+        else
+            q.text = g->text;
+        if (g->has_add_special_tokens_case) {
+            q.has_add_special_tokens_case = TANDEM__V1__TOKENIZE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
+            q.add_special_tokens = g->add_special_tokens;
+        }
+        gw_task_calls(t, 1);
+        gw_task_request(t, 0, &q.base);
+    }
+    ask_message_free(m);
+    json_decref(r.ask);
+    return s;
+}
+
+static void whole_tokenize(struct gw_task *t, struct bytes *out)
+{
+    const Tandem__V1__TokenizeResponse *m = (const Tandem__V1__TokenizeResponse *)t->calls[0].response;
+    bytes_printf(out, "{\"count\":%zu,\"tokens\":[", m->n_ids);
+    for (size_t i = 0; i < m->n_ids; i++)
+        bytes_printf(out, "%s%u", i ? "," : "", m->ids[i]);
+    bytes_printf(out, "]}");
+}
+
+const struct gw_api GW_TOKENIZE = {.shape = GW_OPENAI,
+                                   .path = "/tokenize",
+                                   .rpc = "/tandem.v1.Tandem/Tokenize",
+                                   .response = &tandem__v1__tokenize_response__descriptor,
+                                   .read = read_tokenize,
+                                   .whole = whole_tokenize};
+
+/* -------------------------------------------------------------- detokenize */
+
+static const struct gw_member DETOKENIZE[] = {
+    {"model", "model", NULL},
+    {"tokens", "prompt_ids", NULL},
+    {"skip_special_tokens", "skip_special_tokens", NULL},
+    {NULL, NULL, NULL},
+};
+
+static enum td_status read_detokenize(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    struct gw_reading r = {.task = t, .ask = json_object(), .table = DETOKENIZE};
+    struct ask_message *m = NULL;
+    enum td_status s = gw_members_read(&r, body, e);
+    if (!s && !json_object_get(r.ask, "prompt_ids"))
+        s = td_fail(e, TD_ERR_INVALID, "tokens: is missing");
+    if (!s)
+        s = ask_message_make(r.ask, &m, e);
+    if (!s) {
+        const Tandem__V1__GenerateRequest *g = ask_message_get(m);
+        Tandem__V1__DetokenizeRequest q;
+        tandem__v1__detokenize_request__init(&q);
+        q.model = g->model;
+        q.ids = g->tokens->ids;
+        q.n_ids = g->tokens->n_ids;
+        q.skip_special_tokens = g->skip_special_tokens;
+        gw_task_calls(t, 1);
+        gw_task_request(t, 0, &q.base);
+    }
+    ask_message_free(m);
+    json_decref(r.ask);
+    return s;
+}
+
+static void whole_detokenize(struct gw_task *t, struct bytes *out)
+{
+    const Tandem__V1__DetokenizeResponse *m = (const Tandem__V1__DetokenizeResponse *)t->calls[0].response;
+    bytes_printf(out, "{\"prompt\":\"");
+    gw_json_escape(out, m->text.data, m->text.len);
+    bytes_printf(out, "\"}");
+}
+
+const struct gw_api GW_DETOKENIZE = {.shape = GW_OPENAI,
+                                     .path = "/detokenize",
+                                     .rpc = "/tandem.v1.Tandem/Detokenize",
+                                     .response = &tandem__v1__detokenize_response__descriptor,
+                                     .read = read_detokenize,
+                                     .whole = whole_detokenize};

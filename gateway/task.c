@@ -1,0 +1,432 @@
+/*
+ * What becomes of a request: its calls at the routers, and the answer made of what they say.
+ *
+ *     read -> calls start -> messages: gathered, or written as events -> all calls over -> last bytes
+ *
+ * A call that finds its router unreachable before it has said anything begins again at another router. When a
+ * call fails, the others of its task are cancelled, and the task ends with the first error: a status if
+ * nothing was sent yet, else an event.
+ *
+ * A client that takes nothing stops its calls (rpc_call_hold), so what it does not take stays with the
+ * router, which has bounds of its own for clients that do not read.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "gateway/gateway_internal.h"
+
+static const char EVENTS[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+                             "X-Accel-Buffering: no\r\n";
+static const char JSON[] = "Content-Type: application/json\r\n";
+static const char FILLER[] = ": keep-alive\n\n";
+
+/* -------------------------------------------------------------------- life */
+
+static void for_each_rpc(struct gw_task *t, void (*act)(struct rpc_call *rpc))
+{
+    for (uint32_t i = 0; i < t->n_calls; i++)
+        for (uint32_t k = 0; k < GW_TRIES_MOST; k++) {
+            struct rpc_call *rpc = atomic_load(&t->calls[i].rpc[k]);
+            if (rpc)
+                act(rpc);
+        }
+}
+
+static void free_call(struct gw_call *c)
+{
+    for (uint32_t i = 0; i < c->n_tries; i++)
+        rpc_call_unref(atomic_load(&c->rpc[i]));
+    if (c->request)
+        protobuf_c_message_free_unpacked(c->request, NULL);
+    if (c->response)
+        protobuf_c_message_free_unpacked(c->response, NULL);
+    for (int i = 0; i < ASK_MAX_CHOICES; i++) {
+        bytes_free(&c->choices[i].text);
+        if (c->choices[i].end)
+            tandem__v1__generate_end__free_unpacked(c->choices[i].end, NULL);
+    }
+}
+
+/* The client has its answer: nobody else knows the task any more. */
+static void free_task(struct gw_task *t)
+{
+    struct gateway *g = t->g;
+    for (uint32_t i = 0; i < t->n_calls; i++)
+        free_call(&t->calls[i]);
+    free(t->calls);
+    free(t->authorization);
+    free(t->headers);
+    free(t->model);
+    bytes_free(&t->prefix);
+    bytes_free(&t->events);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+    pthread_mutex_lock(&g->lock);
+    if (atomic_fetch_sub(&g->n_tasks, 1) == 1)
+        pthread_cond_signal(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static char *join(const char *a, const char *b)
+{
+    struct bytes all = {0};
+    bytes_printf(&all, "%s%s", a, b ? b : "");
+    return all.data;
+}
+
+static void answer_and_free(struct gw_task *t, int status, const char *headers, const struct bytes *body)
+{
+    char *all = join(headers, t->headers);
+    http_answer(t->conn, status, all, body->data, body->len);
+    free(all);
+    free_task(t);
+}
+
+static void refuse(struct gw_task *t, int status, const char *why, uint32_t retry_after_ms)
+{
+    struct bytes body = {0};
+    char headers[160];
+    snprintf(headers, sizeof(headers), "%s", JSON);
+    if (retry_after_ms)
+        snprintf(headers, sizeof(headers), "%sRetry-After: %u\r\nretry-after-ms: %u\r\n", JSON,
+                 (retry_after_ms + 999) / 1000, retry_after_ms);
+    gw_error_body(t->api->shape, status, why, t->id, &body);
+    metrics_inc(t->g->counters, GW_REFUSED, 1);
+    log_debug(&t->g->log, "request refused req=%s status=%d", t->id, status);
+    answer_and_free(t, status, headers, &body);
+    bytes_free(&body);
+}
+
+/* -------------------------------------------------------------------- the end */
+
+static void end_stream(struct gw_task *t)
+{
+    bytes_clear(&t->events);
+    if (!t->code) {
+        t->api->end(t, &t->events);
+    } else if (t->api->shape == GW_ANTHROPIC) {
+        bytes_printf(&t->events, "event: error\ndata: ");
+        gw_error_body(t->api->shape, gw_error_status(t->code), t->why, t->id, &t->events);
+        bytes_printf(&t->events, "\n\n");
+    } else {
+        bytes_printf(&t->events, "data: ");
+        gw_error_body(t->api->shape, gw_error_status(t->code), t->why, t->id, &t->events);
+        bytes_printf(&t->events, "\n\n");
+    }
+    http_write(t->conn, t->events.data, t->events.len);
+    http_end(t->conn);
+    free_task(t);
+}
+
+/* All calls are over. */
+static void finish(struct gw_task *t)
+{
+    struct bytes body = {0};
+    log_debug(&t->g->log, "request finished req=%s code=%s", t->id, rpc_code_name(t->code));
+    if (atomic_load(&t->is_gone)) {
+        http_end(t->conn);
+        free_task(t);
+    } else if (t->has_begun) {
+        end_stream(t);
+    } else if (t->code) {
+        refuse(t, gw_error_status(t->code), t->why, t->retry_after_ms);
+    } else {
+        t->api->whole(t, &body);
+        if (t->status)
+            refuse(t, t->status, t->why, 0);
+        else
+            answer_and_free(t, 200, JSON, &body);
+        bytes_free(&body);
+    }
+}
+
+void gw_task_fail(struct gw_task *t, int status, const char *why)
+{
+    t->status = status;
+    snprintf(t->why, sizeof(t->why), "%s", why);
+}
+
+static void cancel_all(struct gw_task *t)
+{
+    for_each_rpc(t, rpc_call_cancel);
+}
+
+/* -------------------------------------------------------------------- messages */
+
+static void count_usage(struct gw_task *t, const Tandem__V1__GenerateResponse *m)
+{
+    const Tandem__V1__Usage *u = m->end ? m->end->usage : NULL;
+    if (!u)
+        return;
+    t->completion_tokens += u->completion_tokens;
+    if (m->choice)
+        return;
+    t->prompt_tokens += u->prompt_tokens; /* each choice says it; they share the prompt */
+    if (u->cached_tokens)
+        t->cached_tokens +=
+            u->cached_tokens->worker + u->cached_tokens->peer + u->cached_tokens->dram + u->cached_tokens->ssd;
+}
+
+static void stream(struct gw_task *t, struct gw_call *c, struct rpc_call *rpc, const Tandem__V1__GenerateResponse *m)
+{
+    if (!t->has_begun) {
+        char *headers = join(EVENTS, t->headers);
+        http_begin(t->conn, 200, headers, FILLER);
+        free(headers);
+        t->has_begun = true;
+    }
+    bytes_clear(&t->events);
+    t->api->delta(t, c, m, &t->events);
+    if (!http_write(t->conn, t->events.data, t->events.len))
+        rpc_call_hold(rpc);
+}
+
+static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessage *base)
+{
+    const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
+    struct gw_choice *choice = &c->choices[m->choice];
+    bytes_append(&choice->text, m->text.data, m->text.len);
+    if (!m->end || choice->end)
+        return;
+    Tandem__V1__GenerateResponse *whole = (Tandem__V1__GenerateResponse *)rpc_call_take(rpc, base);
+    choice->end = whole->end;
+    whole->end = NULL;
+    tandem__v1__generate_response__free_unpacked(whole, NULL);
+}
+
+static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
+{
+    struct gw_call *c = rpc_call_user(rpc);
+    struct gw_task *t = c->task;
+    bool generates = base->descriptor == &tandem__v1__generate_response__descriptor;
+    const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
+    if (generates && m->choice >= t->n_choices)
+        return; /* nobody asked for it */
+    pthread_mutex_lock(&t->lock);
+    c->has_answer = true;
+    if (c->request)
+        protobuf_c_message_free_unpacked(c->request, NULL);
+    c->request = NULL;
+    if (generates)
+        count_usage(t, m);
+    if (generates && t->is_stream && !t->code)
+        stream(t, c, rpc, m);
+    else if (generates)
+        gather(c, rpc, base);
+    else if (!c->response)
+        c->response = rpc_call_take(rpc, base);
+    pthread_mutex_unlock(&t->lock);
+}
+
+static enum td_status start_call(struct gw_call *c);
+
+/* Whether the call can begin again elsewhere, which it then has. */
+static bool try_another(struct gw_call *c, enum rpc_code code)
+{
+    struct gw_task *t = c->task;
+    if (code != RPC_UNAVAILABLE || c->has_answer || !c->request || t->code || atomic_load(&t->is_gone))
+        return false;
+    atomic_store(&c->router->lost_ns, clock_now(&t->g->clock));
+    if (start_call(c))
+        return false;
+    metrics_inc(t->g->counters, GW_RETRIED, 1);
+    return true;
+}
+
+static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
+{
+    struct gw_call *c = rpc_call_user(rpc);
+    struct gw_task *t = c->task;
+    bool is_first = false;
+    pthread_mutex_lock(&t->lock);
+    atomic_fetch_sub(&c->router->n_calls, 1);
+    if (!code && !c->has_answer) {
+        code = RPC_INTERNAL;
+        text = "the router answered nothing";
+    }
+    if (try_another(c, code)) {
+        pthread_mutex_unlock(&t->lock);
+        return;
+    }
+    if (code && !t->code) {
+        is_first = true;
+        t->code = code;
+        t->retry_after_ms = rpc_call_retry_after_ms(rpc);
+        snprintf(t->why, sizeof(t->why), "%s", text);
+    }
+    bool is_last = --t->n_left == 0;
+    if (is_first && !is_last)
+        cancel_all(t);
+    pthread_mutex_unlock(&t->lock);
+    if (is_last)
+        finish(t);
+}
+
+/* -------------------------------------------------------------------- calls */
+
+/* Begins the call at a router that it was not sent to yet. Call under the task's lock, or before any other
+ * thread knows the task. */
+static enum td_status start_call(struct gw_call *c)
+{
+    struct gw_task *t = c->task;
+    struct gw_router *r = gw_upstream_pick(t->g, c->tried);
+    const char *headers[] = {t->authorization ? "authorization" : NULL, t->authorization, NULL};
+    const struct rpc_call_params params = {.path = t->api->rpc,
+                                           .response = t->api->response,
+                                           .handlers = {.on_message = on_message, .on_end = on_end},
+                                           .user = c,
+                                           .headers = headers};
+    struct rpc_call *rpc = NULL;
+    if (!r || c->n_tries == GW_TRIES_MOST)
+        return TD_ERR_PEER_LOST;
+    c->router = r;
+    c->tried |= 1u << (r - t->g->routers);
+    atomic_fetch_add(&r->n_calls, 1);
+    enum td_status s = rpc_call_start(r->client, &params, &rpc);
+    if (s) {
+        atomic_fetch_sub(&r->n_calls, 1);
+        return s;
+    }
+    atomic_store(&c->rpc[c->n_tries++], rpc);
+    if (rpc_call_send(rpc, c->request) == TD_ERR_INVALID)
+        rpc_call_abort(rpc, RPC_INVALID_ARGUMENT, "body: too large");
+    rpc_call_close_send(rpc);
+    if (atomic_load(&t->is_gone)) /* on_gone may have looked before the call was there */
+        rpc_call_cancel(rpc);
+    return TD_OK;
+}
+
+void gw_task_calls(struct gw_task *t, uint32_t n)
+{
+    t->calls = mem_array(n, sizeof(*t->calls));
+    t->n_calls = n;
+    for (uint32_t i = 0; i < n; i++) {
+        t->calls[i].task = t;
+        t->calls[i].number = i;
+    }
+}
+
+void gw_task_request(struct gw_task *t, uint32_t i, const ProtobufCMessage *request)
+{
+    size_t n = protobuf_c_message_get_packed_size(request);
+    uint8_t *packed = mem_array(n, 1);
+    protobuf_c_message_pack(request, packed);
+    t->calls[i].request = protobuf_c_message_unpack(request->descriptor, NULL, n, packed);
+    free(packed);
+}
+
+enum td_status gw_task_ask(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e)
+{
+    struct ask_message *m;
+    enum td_status s = ask_message_make(ask, &m, e);
+    if (s)
+        return s;
+    gw_task_request(t, i, &ask_message_get(m)->base);
+    ask_message_free(m);
+    return TD_OK;
+}
+
+/* Starts all calls. Those that can't be started end the task, as if they had failed. */
+static void start_all(struct gw_task *t)
+{
+    bool is_last = false;
+    pthread_mutex_lock(&t->lock);
+    t->n_left = t->n_calls;
+    for (uint32_t i = 0; i < t->n_calls; i++) {
+        enum td_status s = t->code ? TD_ERR_CANCELLED : start_call(&t->calls[i]);
+        if (!s)
+            continue;
+        is_last = --t->n_left == 0;
+        if (t->code)
+            continue;
+        t->code = s == TD_ERR_INVALID ? RPC_UNAUTHENTICATED : RPC_UNAVAILABLE;
+        t->retry_after_ms = s == TD_ERR_INVALID ? 0 : 1000;
+        snprintf(t->why, sizeof(t->why), "%s",
+                 s == TD_ERR_INVALID ? "authorization: the key can't be one" : "no router can be reached");
+        cancel_all(t);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (is_last)
+        finish(t);
+}
+
+void gw_task_on_gone(struct http_conn *conn)
+{
+    struct gw_task *t = http_user(conn);
+    if (!t)
+        return;
+    atomic_store(&t->is_gone, true);
+    cancel_all(t);
+}
+
+void gw_task_on_drained(struct http_conn *conn)
+{
+    for_each_rpc(http_user(conn), rpc_call_resume);
+}
+
+/* -------------------------------------------------------------------- begin */
+
+static char *header_for_router(const struct http_conn *conn)
+{
+    const char *authorization = http_header(conn, "authorization"), *key = http_header(conn, "x-api-key");
+    if (authorization)
+        return mem_strdup(authorization);
+    return key ? join("Bearer ", key) : NULL;
+}
+
+static struct gw_task *new_task(struct gateway *g, struct http_conn *conn, const struct gw_api *api, const char *id,
+                                const char *headers)
+{
+    struct gw_task *t = mem_zalloc(sizeof(*t));
+    *t = (struct gw_task){.g = g, .conn = conn, .api = api, .n_choices = 1};
+    snprintf(t->id, sizeof(t->id), "%s", id);
+    t->headers = mem_strdup(headers);
+    t->authorization = header_for_router(conn);
+    t->created_s = (int64_t)time(NULL);
+    t->began_ns = clock_now(&g->clock);
+    pthread_mutex_init(&t->lock, NULL);
+    atomic_fetch_add(&g->n_tasks, 1);
+    return t;
+}
+
+/* NULL, with an error: it is no JSON object. */
+static json_t *parse_body(const struct http_conn *conn, struct td_error *e)
+{
+    const struct bytes *b = http_body(conn);
+    json_error_t je;
+    json_t *v = json_loadb(b->len ? b->data : "", b->len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
+    if (v && json_is_object(v))
+        return v;
+    if (v)
+        td_fail(e, TD_ERR_INVALID, "body: must be a JSON object");
+    else
+        td_fail(e, TD_ERR_INVALID, "body: is not JSON: %s (line %d, column %d)", je.text, je.line, je.column);
+    json_decref(v);
+    return NULL;
+}
+
+void gw_task_run(struct gateway *g, struct http_conn *conn, const struct gw_api *api, const char *id,
+                 const char *headers)
+{
+    struct gw_task *t = new_task(g, conn, api, id, headers);
+    struct td_error e = {{0}};
+    json_t *body = NULL;
+    enum td_status s = TD_OK;
+    if (!strcmp(http_method(conn), "POST")) {
+        body = parse_body(conn, &e);
+        s = body ? TD_OK : TD_ERR_INVALID;
+        http_free_body(conn);
+    }
+    if (!s)
+        s = api->read(t, body, &e);
+    json_decref(body);
+    if (s) {
+        refuse(t, gw_error_status(rpc_code_of_status(s)), e.text, 0);
+        return;
+    }
+    log_debug(&g->log, "request received req=%s path=%s calls=%u", t->id, api->path, t->n_calls);
+    http_set_user(conn, t);
+    start_all(t);
+}

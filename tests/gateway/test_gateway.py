@@ -1,0 +1,298 @@
+"""The gateway in front of a real cluster: OpenAI's chat completions and completions, tokenize and detokenize,
+models, health, errors, keys, TLS, clients that leave, routers that are killed."""
+import concurrent.futures, http.client, json, os, signal, ssl, sys, time
+sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("cluster", "security")]
+from harness import *
+from lab import authorities, make_key
+from client import Client, request
+from streams import ids
+
+MODEL = "tandem-demo"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+class Gateway:
+    """A gateway of a cluster. Answers of ask() are (status, headers, body), body as JSON if it is JSON."""
+
+    def __init__(self, cluster, *args, routers=None, name="gateway"):
+        self.tls = None
+        self.proc = Proc(cluster, "gateway", name, ["--routers", ",".join(routers or cluster.addresses), *args])
+        self.proc.start()
+        wait_until(lambda: self.ask("GET", "/health")[0] == 200, 30, "the gateway finds a router")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proc.stop()
+
+    def connect(self, timeout=60):
+        host, port = self.proc.address.rsplit(":", 1)
+        if self.tls:
+            return http.client.HTTPSConnection(host, int(port), timeout=timeout, context=self.tls)
+        return http.client.HTTPConnection(host, int(port), timeout=timeout)
+
+    def start(self, method, path, body=None, headers={}, conn=None):
+        conn = conn or self.connect()
+        conn.request(method, path, json.dumps(body) if isinstance(body, (dict, list)) else body, headers)
+        return conn, conn.getresponse()
+
+    def ask(self, method, path, body=None, headers={}, conn=None):
+        try:
+            conn, r = self.start(method, path, body, headers, conn)
+        except OSError as e:
+            return 0, {}, str(e)
+        got = r.read()
+        if (r.getheader("content-type") or "").startswith("application/json"):
+            got = json.loads(got)
+        return r.status, {k.lower(): v for k, v in r.getheaders()}, got
+
+    def post(self, path, **body):
+        status, headers, got = self.ask("POST", path, {"model": MODEL, **body})
+        assert status == 200, (status, got)
+        return got
+
+    def events(self, path, headers={}, **body):
+        """The events of a stream, as text without "data: "."""
+        conn, r = self.start("POST", path, {"model": MODEL, "stream": True, **body}, headers)
+        assert r.status == 200 and r.getheader("content-type").startswith("text/event-stream"), (r.status, r.read())
+        blocks = r.read().decode().split("\n\n")
+        conn.close()
+        assert blocks.pop() == "" and all(b.startswith(("data: ", ": ")) for b in blocks), blocks
+        return [b[6:] for b in blocks if b.startswith("data: ")]
+
+    def refused(self, path, body, status, *words, **kw):
+        got_status, _, got = self.ask("POST", path, body, **kw)
+        assert got_status == status and set(got["error"]) == {"message", "type", "param", "code"}, (got_status, got)
+        assert all(w in got["error"]["message"] for w in words), got
+        return got["error"]
+
+
+def tandem(*args):
+    done = subprocess.run([TANDEM, *args], capture_output=True, text=True, timeout=120 * SLOW)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def text_of(events):
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(e) for e in events[:-1]]
+    return "".join(c["choices"][0].get("text") or c["choices"][0].get("delta", {}).get("content") or ""
+                   for c in chunks if c["choices"]), chunks
+
+
+@test
+def test_chat_is_the_same_whole_streamed_and_by_grpc():
+    with Cluster(plan="split") as c, Gateway(c) as g:
+        asked = dict(messages=HELLO, max_tokens=24, temperature=0)
+        whole = g.post("/v1/chat/completions", **asked)
+        choice = whole["choices"][0]
+        assert whole["object"] == "chat.completion" and whole["id"].startswith("chatcmpl-") and whole["model"] == MODEL, whole
+        assert abs(whole["created"] - time.time()) < 60 * SLOW and choice["message"]["role"] == "assistant", whole
+        streamed, chunks = text_of(g.events("/v1/chat/completions", **asked, stream_options={"include_usage": True}))
+        assert streamed == choice["message"]["content"] and streamed, (streamed, whole)
+        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}, chunks[0]
+        assert chunks[-2]["choices"][0]["finish_reason"] == choice["finish_reason"] in ("stop", "length"), chunks
+        usage = dict(whole["usage"], prompt_tokens_details=None)  # the second one may find its prompt cached
+        assert dict(chunks[-1]["usage"], prompt_tokens_details=None) == usage and chunks[-1]["choices"] == [], chunks[-1]
+        assert len({(x["id"], x["created"]) for x in chunks}) == 1 and chunks[0]["object"] == "chat.completion.chunk", chunks
+        text, _, end = Client(c.router.address).all(request(chat=[(b"user", b"Hello")], max_tokens=24))
+        assert text.decode() == streamed and end.usage.prompt_tokens == usage["prompt_tokens"], (text, end)
+        parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+        assert g.post("/v1/chat/completions", **{**asked, "messages": parts})["choices"] == whole["choices"]
+
+
+@test
+def test_completions_take_texts_ids_and_lists_of_them():
+    with Cluster() as c, Gateway(c) as g:
+        asked = dict(max_tokens=6, temperature=0)
+        one = g.post("/v1/completions", prompt="Once upon a time", **asked)
+        assert one["object"] == "text_completion" and len(one["choices"]) == 1, one
+        encoded = g.post("/tokenize", prompt="Once upon a time")
+        assert encoded["count"] == len(encoded["tokens"]) == one["usage"]["prompt_tokens"], encoded
+        text = g.ask("POST", "/detokenize", {"tokens": encoded["tokens"], "skip_special_tokens": True})[2]["prompt"]
+        assert text.strip() == "Once upon a time", text
+        by_ids = g.post("/v1/completions", prompt=encoded["tokens"], **asked)
+        assert by_ids["choices"] == one["choices"], by_ids
+        many = g.post("/v1/completions", prompt=["The cat", "Once upon a time"], **asked)
+        assert [x["index"] for x in many["choices"]] == [0, 1] and many["choices"][1]["text"] == one["choices"][0]["text"], many
+        assert many["usage"]["completion_tokens"] == 12, many
+        lists = g.post("/v1/completions", prompt=[encoded["tokens"], encoded["tokens"]], n=2, **asked)
+        assert [x["text"] for x in lists["choices"]] == [one["choices"][0]["text"]] * 4, lists
+        streamed, chunks = text_of(g.events("/v1/completions", prompt="Once upon a time", **asked))
+        assert streamed == one["choices"][0]["text"], streamed
+        echoed = g.post("/v1/completions", prompt="Once upon a time", echo=True, **asked)["choices"][0]["text"]
+        assert echoed == "Once upon a time" + streamed, echoed
+        assert g.post("/v1/completions", prompt="Once upon a time", temperature=0, ignore_eos=True)["usage"]["completion_tokens"] == 16
+        seeded = [g.post("/v1/completions", prompt="A", max_tokens=12, temperature=1, seed=s)["choices"] for s in (5, 5, -5, -5)]
+        assert seeded[0] == seeded[1] and seeded[2] == seeded[3] != seeded[0], seeded
+        chunks = [json.loads(e) for e in g.events("/v1/completions", prompt=["The cat", "Once upon a time"], n=2, **asked)[:-1]]
+        ends = sorted(x["choices"][0]["index"] for x in chunks if x["choices"][0]["finish_reason"])
+        assert ends == [0, 1, 2, 3], ends
+
+
+@test
+def test_what_is_wrong_is_named():
+    with Cluster() as c, Gateway(c, "--max-prompts", "4", "--max-body-bytes", "4K") as g:
+        chat, text = "/v1/chat/completions", "/v1/completions"
+        for path, body, status, param, *words in (
+                (chat, "{", 400, "body", "not JSON"), (chat, "[]", 400, "body", "object"), (chat, {}, 400, "messages", "missing"),
+                (chat, {"messages": []}, 400, "messages"), (chat, {"messages": [{"content": "x"}]}, 400, "messages[0].role"),
+                (chat, {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+                (chat, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]", "text"),
+                (chat, {"messages": HELLO, "temperature": 101}, 400, "temperature", "100"),
+                (chat, {"messages": HELLO, "no_such": 1}, 400, None, "no_such"), (chat, {"messages": HELLO, "n": 0}, 400, "n"),
+                (chat, {"messages": HELLO, "stream": "yes"}, 400, "stream"), (chat, {"messages": HELLO, "model": "x"}, 404, "model"),
+                (chat, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens", "differ"),
+                (chat, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+                (chat, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format.type"),
+                (chat, {"messages": HELLO, "tandem": {"ttft_ms": -1}}, 400, "tandem.ttft_ms"),
+                (chat, {"messages": HELLO, "tandem": {"nothing": 1}}, 400, "tandem.nothing"),
+                (text, {}, 400, "prompt", "missing"), (text, {"prompt": []}, 400, "prompt", "empty"), (text, {"prompt": 5}, 400, "prompt"),
+                (text, {"prompt": ["a"] * 5}, 400, "prompt", "max-prompts"), (text, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+                (text, {"prompt": [1, "a"]}, 400, "prompt_ids"), (text, {"prompt": "a", "best_of": 2}, 400, "best_of"),
+                (text, {"prompt": "a" * 5000}, 413, None, "max-body-bytes"), ("/detokenize", {}, 400, "tokens", "missing")):
+            error = g.refused(path, body, status, *words)
+            assert param is None or error["param"] == param, (path, body, error)
+        assert g.ask("GET", chat)[0] == 405 and g.ask("GET", chat)[1]["allow"] == "POST"
+        assert g.ask("GET", "/v1/nothing")[0] == 404 and g.ask("GET", "/v1/models/x")[0] == 404
+        nulls = g.post(chat, messages=HELLO, max_tokens=1, n=None, stop=None, tools=None, user="me", metadata={"a": "b"}, store=False)
+        assert len(nulls["choices"]) == 1, nulls
+        assert g.ask("GET", "/health")[2]["status"] == "ok"
+
+
+@test
+def test_limits_and_ids_travel():
+    with Cluster() as c, Gateway(c, "--cors", "https://example.org") as g:
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 4}
+        status, headers, got = g.ask("POST", "/v1/chat/completions", body, {"x-request-id": "mine-1"})
+        assert headers["x-request-id"] == "mine-1" and got["id"] == "chatcmpl-mine-1", (headers, got)
+        assert headers["access-control-allow-origin"] == "https://example.org"
+        assert len(g.ask("GET", "/health", headers={"x-request-id": "with space"})[1]["x-request-id"]) == 24
+        for headers in ({"x-tandem-ttft-ms": "0.001"}, {"x-slo-ttft-ms": "0.001"}):
+            status, got_headers, got = g.ask("POST", "/v1/chat/completions", body, headers)
+            assert status == 429 and got["error"]["type"] == "rate_limit_error" and "TTFT" in got["error"]["message"], (status, got)
+        assert g.ask("POST", "/v1/chat/completions", dict(body, tandem={"ttft_ms": 0.001}))[0] == 429
+        assert g.ask("POST", "/v1/chat/completions", body, {"x-tandem-priority": "99"})[2]["error"]["param"] == "x-tandem-priority"
+        status, headers, _ = g.ask("OPTIONS", "/v1/chat/completions")
+        assert status == 204 and "POST" in headers["access-control-allow-methods"], headers
+        models = g.ask("GET", "/v1/models")[2]["data"]
+        assert [m["id"] for m in models] == [MODEL] and g.ask("GET", "/v1/models/" + MODEL)[2]["id"] == MODEL, models
+
+
+@test
+def test_keys_are_the_routers():
+    with authorities() as (ca, _), tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "keys.json")
+        key = make_key(path, "anna", requests_per_minute=2)
+        with Cluster(router_args=["--api-keys", path]) as c:
+            pair = ca.sign("gateway")
+            g = Gateway.__new__(Gateway)
+            g.tls = ssl.create_default_context(cafile=ca.pem)
+            g.proc = Proc(c, "gateway", "gateway", ["--routers", c.router.address, "--tls-cert", pair[0], "--tls-key", pair[1]]).start()
+            wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "the gateway finds its router")
+            body = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
+            for headers in ({}, {"authorization": "Bearer nonsense"}, {"authorization": "Basic x"}):
+                status, _, got = g.ask("POST", "/v1/chat/completions", body, headers)
+                assert status == 401 and got["error"]["code"] == "invalid_api_key", (status, got)
+                assert g.ask("GET", "/v1/models", headers=headers)[0] == 401
+            assert g.ask("POST", "/v1/chat/completions", body, {"authorization": "Bearer " + key})[0] == 200
+            assert g.ask("POST", "/v1/chat/completions", body, {"x-api-key": key})[0] == 200
+            status, headers, got = g.ask("POST", "/v1/chat/completions", body, {"authorization": "Bearer " + key})
+            assert status == 429 and int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) > 0, (status, headers, got)
+            g.proc.stop()
+            out = subprocess.run([os.path.join(BUILD, "gateway", "tandem-gateway"), "--listen", "0.0.0.0:0"], capture_output=True, text=True)
+            assert out.returncode == 2 and "--listen" in out.stderr and "--insecure" in out.stderr, out
+
+
+@test
+def test_a_client_that_leaves_is_noticed_within_a_second():
+    with Cluster(worker_args=["--faults", "step:delay/50ms"]) as c, Gateway(c) as g:
+        for stream in (False, True):
+            conns = []
+            for i in range(8):
+                conn = g.connect()
+                conn.request("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": ids(40, i), "max_tokens": 2000,
+                                                                    "ignore_eos": True, "stream": stream}))
+                conns.append(conn)
+            wait_until(lambda: c.status()["running"] == 8, 30, lambda: str(c.status()))
+            for conn in conns:
+                conn.sock.close()
+            began = time.monotonic()
+            wait_until(lambda: c.status()["running"] == 0, 30, lambda: str(c.status()))
+            assert time.monotonic() - began < 1 * SLOW, time.monotonic() - began
+        c.audit(20)
+
+
+@test
+def test_a_router_that_is_lost_before_the_first_token_is_replaced():
+    with Cluster(routers=2, worker_args=["--faults", "step:delay/5ms"]) as c, Gateway(c) as g:
+        want = g.post("/v1/completions", prompt=ids(60, 1), max_tokens=8, temperature=0)["choices"]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            for victim in (c.routers[0], c.routers[1]):
+                victim.kill(signal.SIGSTOP)  # takes requests and answers none
+                asked = [pool.submit(g.ask, "POST", "/v1/completions", {"model": MODEL, "prompt": ids(60, 1), "max_tokens": 8,
+                                                                      "temperature": 0}) for _ in range(16)]
+                time.sleep(0.3)
+                victim.kill()
+                got = [a.result() for a in asked]
+                assert all(status == 200 and body["choices"] == want for status, _, body in got), got
+                victim.child.wait()
+                victim.start()
+                c.wait_ready(router=victim)
+                wait_until(lambda: g.ask("GET", "/health")[2].get("routers") == 2, 30, "both serve")
+        for r in c.routers:
+            r.kill()
+        status, headers, got = g.ask("POST", "/v1/completions", {"model": MODEL, "prompt": "a"})
+        assert status == 503 and got["error"]["type"] == "server_error", (status, got)
+        wait_until(lambda: g.ask("GET", "/health")[0] == 503, 30, "it says that no router serves")
+
+
+@test
+def test_a_stream_whose_router_dies_ends_with_an_error():
+    with Cluster(worker_args=["--faults", "step:delay/20ms"]) as c, Gateway(c) as g:
+        conn, r = g.start("POST", "/v1/completions", {"model": MODEL, "prompt": ids(40, 1), "max_tokens": 2000, "ignore_eos": True,
+                                                      "stream": True})
+        first = r.readline()
+        assert first.startswith(b"data: "), first
+        c.router.kill()
+        last = [b for b in r.read().decode().split("\n\n") if b][-1]
+        assert json.loads(last[6:])["error"]["type"] == "server_error", last
+
+
+@test
+def test_a_gateway_that_ends_finishes_what_it_has():
+    with Cluster(worker_args=["--faults", "step:delay/20ms"]) as c:
+        g = Gateway(c)
+        conn, r = g.start("POST", "/v1/completions", {"model": MODEL, "prompt": ids(40, 1), "max_tokens": 60, "ignore_eos": True,
+                                                      "stream": True})
+        r.readline()
+        g.proc.kill(signal.SIGTERM)
+        assert r.read().decode().rstrip().endswith("data: [DONE]")
+        assert g.proc.await_end() == 0
+        c.audit(20)
+
+
+@test
+def test_tandem_up_starts_a_gateway_and_starts_it_again():
+    with tempfile.TemporaryDirectory() as d:
+        run = os.path.join(d, "run")
+        out = tandem("up", "--model", DEMO, "--run-dir", run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach",
+                     "--no-store", "--pool-bytes", "32M")
+        try:
+            g = Gateway.__new__(Gateway)
+            g.tls, g.proc = None, type("Announced", (), {"address": re.search(r"http://(\S+?)/v1 ", out).group(1)})
+            wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "it serves")
+            assert g.post("/v1/completions", prompt="a", max_tokens=2)["choices"], out
+            with open(os.path.join(run, "cluster.json")) as f:
+                pid = next(p["pid"] for p in json.load(f)["processes"] if p["name"] == "gateway")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not alive(pid), 10, "it is gone")
+            wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "it serves again, at the same address")
+        finally:
+            tandem("down", "--run-dir", run)
+        assert g.ask("GET", "/health")[0] == 0
+
+
+if __name__ == "__main__":
+    main()
