@@ -190,6 +190,8 @@ const char *http_reader_method(const struct http_reader *r)
 
 const char *http_reader_header(const struct http_reader *r, const char *name)
 {
+    if (!r->n_headers)
+        return NULL;
     const char *at = r->headers.data, *end = at + r->headers.len;
     for (uint32_t i = 0; i < r->n_headers && at < end; i++) {
         const char *value = at + strlen(at) + 1;

@@ -98,8 +98,8 @@ void http_peer(struct http_conn *c, char out[RPC_PEER_BYTES]);
 void http_answer(struct http_conn *c, int status, const char *headers, const void *body, size_t len_bytes);
 /* filler: sent when nothing else was for filler_ms; borrowed, NULL: none. */
 void http_begin(struct http_conn *c, int status, const char *headers, const char *filler);
-/* False: the client does not take it as fast as it comes; go on after on_drained. What was given is kept and
- * will be sent. */
+/* False: the client does not take it as fast as it comes; go on after on_drained, which may come before this
+ * returns. What was given is kept and will be sent. */
 bool http_write(struct http_conn *c, const void *data, size_t len_bytes);
 void http_end(struct http_conn *c);
 /* Ends a stream so that the client can tell it from a whole one: the connection is closed without the last

@@ -179,8 +179,10 @@ static void stream(struct gw_task *t, struct gw_call *c, struct rpc_call *rpc, c
     }
     bytes_clear(&t->events);
     t->api->delta(t, c, m, &t->events);
-    if (!http_write(t->conn, t->events.data, t->events.len))
-        rpc_call_hold(rpc);
+    /* Held before, since what was written may be drained before this thread goes on. */
+    rpc_call_hold(rpc);
+    if (http_write(t->conn, t->events.data, t->events.len))
+        rpc_call_resume(rpc);
 }
 
 static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessage *base)

@@ -1,6 +1,6 @@
 """The gateway in front of a real cluster: OpenAI's chat completions and completions, tokenize and detokenize,
 models, health, errors, keys, TLS, clients that leave, routers that are killed."""
-import concurrent.futures, http.client, json, os, signal, ssl, sys, time
+import concurrent.futures, http.client, json, os, signal, socket, ssl, sys, time
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("cluster", "security")]
 from harness import *
 from lab import authorities, make_key
@@ -8,6 +8,8 @@ from client import Client, request
 from streams import ids
 
 MODEL = "tandem-demo"
+DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
+SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-context", "8192", "--sim-decode", "200,0,0"]
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -222,6 +224,25 @@ def test_a_client_that_leaves_is_noticed_within_a_second():
             wait_until(lambda: c.status()["running"] == 0, 30, lambda: str(c.status()))
             assert time.monotonic() - began < 1 * SLOW, time.monotonic() - began
         c.audit(20)
+
+
+@test
+def test_a_client_that_reads_slowly_gets_all_of_it():
+    """Some 6 MB at 4 MB/s: calls are held and go on again, and the router keeps what is not taken."""
+    with Cluster(dummy=DIMS, worker_args=SIM) as c, Gateway(c) as g, socket.socket() as s:
+        asked = json.dumps({"model": MODEL, "prompt": [ids(20, 1), ids(20, 2)], "n": 8, "max_tokens": 2000, "ignore_eos": True,
+                            "stream": True, "stream_options": {"include_usage": True}})
+        host, port = g.proc.address.rsplit(":", 1)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+        s.connect((host, int(port)))
+        s.sendall(f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(asked)}\r\nx-request-id: {'x' * 64}\r\n\r\n{asked}".encode())
+        got = bytearray()
+        while piece := s.recv(1 << 14):
+            got += piece
+            time.sleep(0.004)
+        events = [b for b in got.decode().split("\r\n\r\n", 1)[1].split("\n\n") if b]
+        assert events[-1] == "data: [DONE]" and len(got) > 5 << 20, (len(got), events[-1])
+        assert json.loads(events[-2][6:])["usage"]["completion_tokens"] == 16 * 2000, events[-2]
 
 
 @test
