@@ -106,12 +106,8 @@ static void end_stream(struct gw_task *t)
     bytes_clear(&t->events);
     if (!t->code) {
         t->api->end(t, &t->events);
-    } else if (t->api->shape == GW_ANTHROPIC) {
-        bytes_printf(&t->events, "event: error\ndata: ");
-        gw_error_body(t->api->shape, gw_error_status(t->code), t->why, t->id, &t->events);
-        bytes_printf(&t->events, "\n\n");
     } else {
-        bytes_printf(&t->events, "data: ");
+        bytes_printf(&t->events, t->api->shape == GW_ANTHROPIC ? "event: error\ndata: " : "data: ");
         gw_error_body(t->api->shape, gw_error_status(t->code), t->why, t->id, &t->events);
         bytes_printf(&t->events, "\n\n");
     }

@@ -270,7 +270,7 @@ static uint64_t silence_of(const struct router *r, uint64_t now)
     uint32_t n_attached = 0;
     for (uint32_t i = 0; i < r->n_peers; i++)
         n_attached += r->peers[i]->state == PEER_READY;
-    return n_attached > 1 && now > r->heard_ns + silence / 2 ? 2 * silence : silence;
+    return n_attached > 1 && now > r->heard_ns + silence ? 2 * silence : silence;
 }
 
 static void hear(struct peer *p)

@@ -89,7 +89,7 @@ def test_a_worker_that_stands_still_alone_is_lost():
         flight = Flight(c.router.address, asked)
         flight.all_stream()
         c["decode-0"].kill(signal.SIGSTOP)
-        wait_until(lambda: any(w["name"] == "decode-0" and w["state"] != "ready" for w in c.status()["workers"]), 5, "it is lost")
+        wait_until(lambda: any(w["name"] == "decode-0" and w["state"] != "ready" for w in c.status()["workers"]), 5 * c.slow, "it is lost")
         got, errors, replans = answers(flight)
         c["decode-0"].kill(signal.SIGCONT)
         assert not errors and got == want and replans, (errors, replans)
