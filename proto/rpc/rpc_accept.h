@@ -8,8 +8,8 @@
  * descriptor of a connection that has shown the first bytes of HTTP/2, or, with TLS, one end of a socket pair
  * at whose other end these bytes arrive (rpc_tls.h).
  *
- *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> the
- *                 (with TLS the handshake belongs to it)                                            server's
+ *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> taken
+ *                 (with TLS the handshake belongs to it)
  *
  * Bounds: when a new connection finds max_connections, or max_per_address from its address, the connection
  * without calls that has been idle for longest is closed for it; if there is none, the new one is closed. So

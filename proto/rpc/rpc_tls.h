@@ -15,7 +15,7 @@
  *
  * TLS 1.2 and 1.3, one protocol by ALPN, no compression, no renegotiation. Certificates are PEM files. They
  * are read again when one has changed; if they can't be, or don't fit, the old ones stay, and the log says so
- * once. Connections that stand keep theirs.
+ * once. Connections that exist keep the certificate with which they began.
  */
 #pragma once
 
