@@ -155,18 +155,18 @@ static void add_places(json_t *o, const Tandem__V1__GenerateEnd *e)
 
 static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
 {
-    json_object_set_new(o, "finish_reason", cli_json_text(e->finish_reason.data, e->finish_reason.len));
+    json_object_set_new(o, "finish_reason", ask_text_json(e->finish_reason.data, e->finish_reason.len));
     if (e->kv_codec.len)
-        json_object_set_new(o, "kv_codec", cli_json_text(e->kv_codec.data, e->kv_codec.len));
+        json_object_set_new(o, "kv_codec", ask_text_json(e->kv_codec.data, e->kv_codec.len));
     if (e->usage)
         json_object_set_new(o, "usage", usage_json(e->usage));
     if (e->timing)
         json_object_set_new(o, "timing", timing_json(e->timing));
     if (e->placement) {
         json_t *p = json_object();
-        json_object_set_new(p, "prefill", cli_json_text(e->placement->prefill.data, e->placement->prefill.len));
-        json_object_set_new(p, "decode", cli_json_text(e->placement->decode.data, e->placement->decode.len));
-        json_object_set_new(p, "plan", cli_json_text(e->placement->plan.data, e->placement->plan.len));
+        json_object_set_new(p, "prefill", ask_text_json(e->placement->prefill.data, e->placement->prefill.len));
+        json_object_set_new(p, "decode", ask_text_json(e->placement->decode.data, e->placement->decode.len));
+        json_object_set_new(p, "plan", ask_text_json(e->placement->plan.data, e->placement->plan.len));
         json_object_set_new(o, "placement", p);
     }
     if (e->predicted)
@@ -188,7 +188,7 @@ static void add_choice(json_t *o, const struct ask *a, const struct bytes *text,
                        json_t *top_logprobs, const Tandem__V1__GenerateEnd *end)
 {
     json_object_set(o, "token_ids", ids);
-    json_object_set_new(o, "text", cli_json_text(text->data, text->len));
+    json_object_set_new(o, "text", ask_text_json(text->data, text->len));
     if (json_is_true(json_object_get(a->request, "logprobs")))
         json_object_set(o, "logprobs", logprobs);
     if (json_object_get(a->request, "top_logprobs"))
@@ -204,7 +204,7 @@ json_t *ask_result(const struct ask *a)
     if (a->code) {
         json_t *e = json_object();
         json_object_set_new(e, "code", json_string(rpc_code_name(a->code)));
-        json_object_set_new(e, "message", cli_json_text(a->error, strlen(a->error)));
+        json_object_set_new(e, "message", ask_text_json(a->error, strlen(a->error)));
         if (a->retry_after_ms)
             json_object_set_new(e, "retry_after_ms", json_integer(a->retry_after_ms));
         json_object_set_new(o, "error", e);

@@ -43,9 +43,9 @@ static json_t *json_worker(const worker_audit *w)
     const Tandem__Admin__V1__Pages *p = w->pages;
     json_t *problems = json_array();
     for (size_t i = 0; i < w->n_problems; i++)
-        json_array_append_new(problems, cli_json_text(w->problems[i].data, w->problems[i].len));
+        json_array_append_new(problems, ask_text_json(w->problems[i].data, w->problems[i].len));
     return json_pack("{s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:I, s:I, s:I, s:I, s:I, s:o}", "name",
-                     cli_json_text(w->name.data, w->name.len), "role", cli_json_text(w->role.data, w->role.len),
+                     ask_text_json(w->name.data, w->name.len), "role", ask_text_json(w->role.data, w->role.len),
                      "pages", "free", (json_int_t)p->free, "cached", (json_int_t)p->cached, "held", (json_int_t)p->held,
                      "leased", (json_int_t)p->leased, "quarantined", (json_int_t)p->quarantined, "total",
                      (json_int_t)p->total, "blocks", (json_int_t)w->blocks, "index_blocks", (json_int_t)w->index_blocks,

@@ -48,7 +48,7 @@ static void say(json_t *messages, const char *role, const char *text, size_t len
 {
     json_t *m = json_object();
     json_object_set_new(m, "role", json_string(role));
-    json_object_set_new(m, "content", cli_json_text(text, len));
+    json_object_set_new(m, "content", ask_text_json(text, len));
     json_array_append_new(messages, m);
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/options.h"
+#include "proto/ask/ask_text.h"
 #include "proto/rpc/rpc.h"
 #include "tandem.pb-c.h"
 
@@ -85,6 +86,3 @@ json_t *cli_prompt_request(const char *command, struct rpc_client *client, const
 /* Reads a line of any length from stdin, without its end; false at end of input. Free with bytes_free(). */
 bool cli_read_line(struct bytes *line);
 void cli_print_json(json_t *object); /* prints one line on stdout and flushes it; takes the reference */
-
-/* Makes a JSON string of text that may not be UTF-8: each invalid byte becomes U+FFFD. */
-json_t *cli_json_text(const void *data, size_t len_bytes);

@@ -5,8 +5,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <utf8proc.h>
-
 #include "cli/cli.h"
 
 static const char *environment(const char *name)
@@ -216,25 +214,4 @@ void cli_print_json(json_t *object)
     fflush(stdout);
     free(text);
     json_decref(object);
-}
-
-json_t *cli_json_text(const void *data, size_t len_bytes)
-{
-    json_t *s = json_stringn(data ? data : "", len_bytes); /* NULL if the text is not UTF-8 */
-    if (s)
-        return s;
-    struct bytes b = {0};
-    const utf8proc_uint8_t *p = data;
-    for (size_t i = 0; i < len_bytes;) {
-        utf8proc_int32_t c;
-        utf8proc_ssize_t n = utf8proc_iterate(p + i, (utf8proc_ssize_t)(len_bytes - i), &c);
-        if (n > 0)
-            bytes_append(&b, p + i, (size_t)n);
-        else
-            bytes_append(&b, "\xef\xbf\xbd", 3);
-        i += n > 0 ? (size_t)n : 1;
-    }
-    s = json_stringn(b.data ? b.data : "", b.len);
-    bytes_free(&b);
-    return s;
 }

@@ -93,7 +93,7 @@ static json_t *json_labels(const struct reports *all, uint32_t from, uint32_t to
 {
     json_t *list = json_array();
     for (uint32_t i = from; i < to; i++)
-        json_array_append_new(list, cli_json_text(all->runs[i]->label, strlen(all->runs[i]->label)));
+        json_array_append_new(list, ask_text_json(all->runs[i]->label, strlen(all->runs[i]->label)));
     return list;
 }
 

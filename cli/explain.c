@@ -44,7 +44,7 @@ static const char *part_of(const candidate *c)
 
 static json_t *json_data(ProtobufCBinaryData b)
 {
-    return cli_json_text(b.data, b.len);
+    return ask_text_json(b.data, b.len);
 }
 
 static json_t *json_candidate(const candidate *c)

@@ -117,7 +117,7 @@ static void print_json(const struct checked *all, int n, bool quiet)
     for (int i = 0; i < n; i++)
         if (!quiet || !is_serving(&all[i]))
             json_array_append_new(list, json_pack("{s:o, s:s, s:f}", "address",
-                                                  cli_json_text(all[i].address, strlen(all[i].address)), "state",
+                                                  ask_text_json(all[i].address, strlen(all[i].address)), "state",
                                                   all[i].state, "ms", all[i].ms));
     cli_print_json(json_pack("{s:o}", "processes", list));
 }

@@ -54,7 +54,7 @@ static bool text_is(ProtobufCBinaryData b, const char *text)
 
 static json_t *json_data(ProtobufCBinaryData b)
 {
-    return cli_json_text(b.data, b.len);
+    return ask_text_json(b.data, b.len);
 }
 
 static json_t *json_worker(const worker_status *w)

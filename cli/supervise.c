@@ -87,7 +87,7 @@ static json_t *json_child(const struct child *c)
 {
     return json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:o}", "name", c->name, "role", child_role_name(c->role), "pid",
                      (json_int_t)c->pid, "state", child_state_name(c->state), "address", c->announced ? c->listen : "",
-                     "restarts", (json_int_t)c->n_restarts, "log", cli_json_text(c->log_path, strlen(c->log_path)));
+                     "restarts", (json_int_t)c->n_restarts, "log", ask_text_json(c->log_path, strlen(c->log_path)));
 }
 
 static void write_cluster(struct supervisor *s)
@@ -101,8 +101,8 @@ static void write_cluster(struct supervisor *s)
             json_array_append_new(list, json_child(&k->children[i]));
     json_t *root = json_pack("{s:I, s:s, s:o, s:I, s:o, s:o}", "pid", (json_int_t)getpid(), "router",
                              s->router->announced ? s->router->listen : "", "model",
-                             cli_json_text(k->model, strlen(k->model)), "n_given_up", (json_int_t)s->n_given_up,
-                             "given_up", cli_json_text(s->given_up, strlen(s->given_up)), "processes", list);
+                             ask_text_json(k->model, strlen(k->model)), "n_given_up", (json_int_t)s->n_given_up,
+                             "given_up", ask_text_json(s->given_up, strlen(s->given_up)), "processes", list);
     char *json = json_dumps(root, JSON_INDENT(2));
     bytes_printf(&text, "%s\n", json ? json : "{}");
     bool failed = rundir_write(k->dir, "cluster.json", text.data, &e);

@@ -104,7 +104,7 @@ static enum td_status answer_chat(struct local_tokenizer *l, json_t *request, js
         s = tokenizer_encode(l->tokenizer, text.data ? text.data : "", text.len, false, &ids, e);
     if (!s) {
         json_object_set_new(answer, "ids", json_ids(ids.ids, ids.n));
-        json_object_set_new(answer, "text", cli_json_text(text.data, text.len));
+        json_object_set_new(answer, "text", ask_text_json(text.data, text.len));
     }
     token_ids_free(&ids);
     bytes_free(&text);
@@ -122,7 +122,7 @@ static json_t *pieces_of(struct local_tokenizer *l, const struct token_ids *ids,
             token_stream_push(stream, ids->ids[i], &piece);
         else
             token_stream_flush(stream, &piece);
-        json_array_append_new(pieces, cli_json_text(piece.data, piece.len));
+        json_array_append_new(pieces, ask_text_json(piece.data, piece.len));
     }
     bytes_free(&piece);
     token_stream_close(stream);
@@ -150,7 +150,7 @@ static enum td_status answer_decode(struct local_tokenizer *l, json_t *request, 
         json_object_set_new(answer, "pieces", pieces_of(l, &ids, skip));
     } else if (!s) {
         tokenizer_decode(l->tokenizer, ids.ids, ids.n, skip, &text);
-        json_object_set_new(answer, "text", cli_json_text(text.data, text.len));
+        json_object_set_new(answer, "text", ask_text_json(text.data, text.len));
     }
     token_ids_free(&ids);
     bytes_free(&text);
@@ -180,7 +180,7 @@ static bool answer_line(struct local_tokenizer *l, const struct bytes *line, uin
     if (json_object_get(request, "id"))
         json_object_set(answer, "id", json_object_get(request, "id"));
     if (s)
-        json_object_set_new(answer, "error", cli_json_text(e.text, strlen(e.text)));
+        json_object_set_new(answer, "error", ask_text_json(e.text, strlen(e.text)));
     if (s)
         json_object_set_new(answer, "line", json_integer((json_int_t)number));
     cli_print_json(answer);

@@ -66,6 +66,12 @@ static const struct gw_error_kind *kind_of(int status)
     return status < 500 ? OTHER : &OURS;
 }
 
+/* Whether the target belongs to Anthropic's API. */
+static bool is_anthropic(const char *target)
+{
+    return !strncmp(target, "/v1/messages", 12);
+}
+
 /* Bytes of the member that the text names: "messages[0].role" of "messages[0].role: is missing"; 0: none. */
 static size_t member_of(const char *text)
 {
@@ -73,22 +79,29 @@ static size_t member_of(const char *text)
     return n && text[n] == ':' ? n : 0;
 }
 
-void gw_error_body(enum gw_shape shape, int status, const char *text, const char *id, struct bytes *out)
+void gw_error_body(const char *target, int status, const char *text, struct bytes *out)
 {
     const struct gw_error_kind *k = kind_of(status);
-    json_t *message = gw_json_text(rpc_data(text)), *e;
+    json_t *message = ask_text_json(text, strlen(text));
     size_t n = status < 500 ? member_of(text) : 0;
-    if (shape == GW_ANTHROPIC)
-        e = json_pack("{s:s, s:{s:s, s:o}}", "type", "error", "error", "type", k->anthropic, "message", message);
+    if (is_anthropic(target))
+        ask_json_append(
+            out, json_pack("{s:s, s:{s:s, s:o}}", "type", "error", "error", "type", k->anthropic, "message", message));
     else
-        e = json_pack("{s:{s:o, s:s, s:o, s:s?}}", "error", "message", message, "type", k->openai, "param",
-                      n ? json_stringn(text, n) : json_null(), "code", k->code);
-    if (id && shape == GW_ANTHROPIC)
-        json_object_set_new(e, "request_id", json_string(id));
-    gw_json_append(out, e);
+        ask_json_append(out, json_pack("{s:{s:o, s:s, s:o, s:s?}}", "error", "message", message, "type", k->openai,
+                                       "param", n ? json_stringn(text, n) : json_null(), "code", k->code));
 }
 
-void gw_error_describe(const char *target, int status, const char *why, struct bytes *out)
+void gw_error_answer(struct gateway *g, struct http_conn *conn, int status, const char *text, const char *headers,
+                     uint32_t retry_after_ms)
 {
-    gw_error_body(strncmp(target, "/v1/messages", 12) ? GW_OPENAI : GW_ANTHROPIC, status, why, NULL, out);
+    struct bytes body = {0}, all = {0};
+    gw_error_body(http_target(conn), status, text, &body);
+    bytes_printf(&all, "Content-Type: application/json\r\n%s", headers);
+    if (retry_after_ms)
+        bytes_printf(&all, "Retry-After: %u\r\nretry-after-ms: %u\r\n", (retry_after_ms + 999) / 1000, retry_after_ms);
+    metrics_inc(g->counters, GW_REFUSED, 1);
+    http_answer(conn, status, all.data, body.data, body.len);
+    bytes_free(&body);
+    bytes_free(&all);
 }

@@ -1,14 +1,12 @@
 #include "gateway/gateway.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "gateway/gateway_internal.h"
 #include "worker/reach.h"
 
-enum { FROZEN_MS = 30000, FILLER_MS = 15000 };
+enum { FROZEN_MS = 30000, FILLER_MS = 15000, UNSENT_BYTES = 65536 };
 #define TICK_NS NS_PER_S
 
 #define AT(member) offsetof(struct gateway_options, member)
@@ -19,7 +17,7 @@ const struct option GATEWAY_OPTIONS[] = {
      "routers to ask; a request goes to one that serves and has the fewest calls from here"},
     RPC_TLS_OPTIONS(struct gateway_options),
     {"insecure", OPT_BOOL, AT(is_insecure), NULL, NULL, 0, 0,
-     "allows a --listen that the network reaches without --tls-cert and a router that asks for API keys"},
+     "allows a --listen that the network reaches without --tls-cert, or with routers that ask for no API keys"},
     {"cors", OPT_STRING, AT(cors), NULL, "ORIGIN", 0, 0,
      "web pages from there may call the API (Access-Control-Allow-Origin); '*': all; default: none"},
     {"name", OPT_STRING, AT(name), "gateway", "NAME", 0, 0, "name in logs"},
@@ -59,6 +57,7 @@ static void tick(void *gateway)
     metrics_gauge(g->counters, GW_ROUTERS, gw_upstream_serving(g));
     metrics_inc(g->counters, GW_GONE, s.gone - metrics_get(g->counters, GW_GONE));
     metrics_inc(g->counters, GW_STALLED, s.stalled - metrics_get(g->counters, GW_STALLED));
+    metrics_inc(g->counters, GW_UNREAD, s.refused - metrics_get(g->counters, GW_UNREAD));
     metrics_inc(g->counters, GW_REQUESTS, s.requests - metrics_get(g->counters, GW_REQUESTS));
 }
 
@@ -78,11 +77,12 @@ static enum td_status open_http(struct gateway *g, struct td_error *e)
         .stall_ms = (uint32_t)o->stall_ms,
         .filler_ms = FILLER_MS,
         .frozen_ms = FROZEN_MS,
+        .max_unsent_bytes = UNSENT_BYTES,
         .log = &g->log,
         .on_request = gw_on_request,
         .on_gone = gw_task_on_gone,
         .on_drained = gw_task_on_drained,
-        .describe = gw_error_describe,
+        .describe = gw_error_body,
         .user = g};
     return http_server_open(&c, &g->http, e);
 }
@@ -100,9 +100,11 @@ enum td_status gateway_open(const struct gateway_options *options, struct gatewa
     g->counters = metrics_add(g->metrics, METRIC_INFO, sizeof(METRIC_INFO) / sizeof(METRIC_INFO[0]), NULL);
     enum td_status s = rpc_tls_check(&options->tls, false, error_out);
     if (!s)
-        s = reach_guard("--listen", options->listen, false, options->is_insecure, error_out);
+        s = reach_guard("--listen", options->listen, options->tls.cert != NULL, options->is_insecure, error_out);
     if (!s)
         s = gw_upstream_open(g, error_out);
+    if (!s && !options->is_insecure && !reach_is_local(options->listen))
+        s = gw_upstream_asks_keys(g, error_out);
     if (!s)
         s = open_http(g, error_out);
     if (!s && options->metrics_listen)
@@ -144,7 +146,9 @@ void gateway_close(struct gateway *g)
     if (!g)
         return;
     ticker_stop(g->ticker);
-    gw_upstream_close(g); /* ends all calls, and with them all tasks */
+    if (g->http)
+        http_server_drain(g->http); /* nobody starts a call any more */
+    gw_upstream_close(g);           /* ends all calls, and with them all tasks */
     http_server_close(g->http);
     metrics_http_close(g->metrics_http);
     metrics_close(g->metrics);

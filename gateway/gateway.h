@@ -1,5 +1,5 @@
 /*
- * The gateway: HTTP for clients that speak OpenAI's or Anthropic's API. A translation and nothing else: each
+ * The gateway: HTTP for clients that speak OpenAI's API. A translation and nothing else: each
  * request becomes calls of tandem.v1.Tandem (proto/tandem.proto) at one of the routers, which own all text
  * and all decisions. The gateway sees only public messages, and keeps nothing but open requests. So several
  * of them can run, and any of them can be restarted.

@@ -1,7 +1,7 @@
 /*
  * Inside of the gateway.
  *
- *     http_server --on_request--> routes.c --table--> openai_*.c, plain.c: body -> gw_task with gw_calls
+ *     http_server --on_request--> routes.c --table--> openai.c, plain.c: body -> gw_task with gw_calls
  *                                                          |
  *     client <-- http_write -- gw_api.delta <-- task.c <-- rpc_call (one for each prompt) -- upstream.c
  *
@@ -26,6 +26,7 @@
 #include "gateway/http_server.h"
 #include "proto/ask/ask_bounds.h"
 #include "proto/ask/ask_message.h"
+#include "proto/ask/ask_text.h"
 #include "tandem.pb-c.h"
 
 enum { GW_ROUTERS_MOST = 16, GW_TRIES_MOST = 4, GW_ID_BYTES = ASK_MAX_LABEL_BYTES + 1, GW_ERROR_BYTES = 1024 };
@@ -33,6 +34,8 @@ enum { GW_ROUTERS_MOST = 16, GW_TRIES_MOST = 4, GW_ID_BYTES = ASK_MAX_LABEL_BYTE
 #define GW_METRICS(X)                                                                                                  \
     X(GW_REQUESTS, METRIC_COUNTER, "tandem_gateway_requests_total", "requests that were read whole")                   \
     X(GW_REFUSED, METRIC_COUNTER, "tandem_gateway_refused_total", "requests answered with a status of 400 or above")   \
+    X(GW_UNREAD, METRIC_COUNTER, "tandem_gateway_unread_total", "requests refused before they were whole, and checks") \
+    X(GW_HELD, METRIC_COUNTER, "tandem_gateway_held_total", "times that a call waited for a client that reads slowly") \
     X(GW_RETRIED, METRIC_COUNTER, "tandem_gateway_retried_total", "calls begun again at another router")               \
     X(GW_GONE, METRIC_COUNTER, "tandem_gateway_gone_total", "clients that left while their request was under way")     \
     X(GW_STALLED, METRIC_COUNTER, "tandem_gateway_stalled_total", "clients cut off because they took nothing")         \
@@ -72,27 +75,21 @@ enum td_status gw_upstream_open(struct gateway *g, struct td_error *error_out);
 void gw_upstream_close(struct gateway *g);
 void gw_upstream_tick(struct gateway *g); /* asks the routers whether they serve */
 uint32_t gw_upstream_serving(const struct gateway *g);
-/* The router with the fewest calls, of those that serve and are not in `tried` (bits); NULL: none is left. */
+/* TD_ERR_INVALID: a router answers without an API key, or can't be asked. Blocks. */
+enum td_status gw_upstream_asks_keys(struct gateway *g, struct td_error *error_out);
+/* Among the routers that are not in `tried` (bits), those that serve come first, and of these the one with
+ * the fewest calls. NULL: all were tried. */
 struct gw_router *gw_upstream_pick(struct gateway *g, uint32_t tried);
 
 /* ------------------------------------------------------------------ errors */
 
-enum gw_shape { GW_OPENAI, GW_ANTHROPIC };
-
-/* Appends the body of an error. text: "member: what is wrong", or anything else. id: the request's, or
- * NULL. */
-void gw_error_body(enum gw_shape shape, int status, const char *text, const char *id, struct bytes *out);
+/* Appends the body of an error, in the shape of the API to which the target belongs (as
+ * http_server_config.describe). text: "member: what is wrong", or anything else. */
+void gw_error_body(const char *target, int status, const char *text, struct bytes *out);
 int gw_error_status(enum rpc_code code);
-/* As http_server_config.describe. */
-void gw_error_describe(const char *target, int status, const char *why, struct bytes *out);
-
-/* -------------------------------------------------------------------- text */
-
-/* Appends text inside of a JSON string. Bytes that are not UTF-8 become U+FFFD. */
-void gw_json_escape(struct bytes *out, const void *text, size_t len_bytes);
-json_t *gw_json_text(ProtobufCBinaryData text); /* the same as a value */
-/* Appends the value, and frees it. */
-void gw_json_append(struct bytes *out, json_t *value);
+/* Answers with an error. headers: further lines; retry_after_ms: 0: coming back would not help. */
+void gw_error_answer(struct gateway *g, struct http_conn *conn, int status, const char *text, const char *headers,
+                     uint32_t retry_after_ms);
 
 /* ------------------------------------------------------------------- tasks */
 
@@ -117,9 +114,9 @@ struct gw_call {
     struct gw_choice choices[ASK_MAX_CHOICES];
 };
 
-/* How one of the HTTP APIs says what a task has got. All under the task's lock. */
+/* How one of the HTTP APIs says what a task has got. delta runs under the task's lock; the others run while
+ * no call of the task is under way. */
 struct gw_api {
-    enum gw_shape shape;
     const char *path;
     const char *rpc; /* the method of tandem.v1.Tandem that is called */
     const ProtobufCMessageDescriptor *response;
@@ -135,7 +132,7 @@ struct gw_task {
     struct gateway *g;
     struct http_conn *conn;
     const struct gw_api *api;
-    char id[GW_ID_BYTES]; /* of the request: the client's, or made here */
+    char id[GW_ID_BYTES]; /* of the request: the client's, or made here; also in headers */
     char *authorization;  /* header for the router; NULL: none */
     char *headers;        /* further header lines of the answer */
     int64_t created_s;
@@ -145,8 +142,7 @@ struct gw_task {
     uint32_t n_choices; /* for each prompt */
     struct gw_call *calls;
     uint32_t n_calls;
-    atomic_bool is_gone; /* the client */
-    uint64_t began_ns;
+    atomic_bool is_gone;  /* the client */
     pthread_mutex_t lock; /* guards the rest: calls end on different threads */
     uint32_t n_left;      /* calls that are not over */
     bool has_begun;       /* the stream */

@@ -36,6 +36,13 @@ static int refuse_body(struct http_reader *r)
     return refuse(r, 413, why);
 }
 
+static int refuse_many(struct http_reader *r)
+{
+    char why[96];
+    snprintf(why, sizeof(why), "headers: more than %d", HTTP_HEADERS_MOST);
+    return refuse(r, 431, why);
+}
+
 static int on_begin(http_parser *p)
 {
     reader_of(p)->has_begun = true;
@@ -71,7 +78,7 @@ static int on_name(http_parser *p, const char *at, size_t n)
         r->n_headers++;
     r->is_in_value = false;
     if (r->n_headers > HTTP_HEADERS_MOST)
-        return refuse(r, 431, "headers: more than 100");
+        return refuse_many(r);
     if (!head_fits(r, n))
         return refuse_head(r);
     bytes_append(&r->headers, at, n);

@@ -257,13 +257,6 @@ void http_end(struct http_conn *c)
     give_back(c);
 }
 
-void http_break(struct http_conn *c)
-{
-    pthread_mutex_lock(&c->lock);
-    c->closes = true;
-    give_back(c);
-}
-
 /* -------------------------------------------------------------------- a request */
 
 void http_set_user(struct http_conn *c, void *user)
@@ -299,11 +292,6 @@ const struct bytes *http_body(const struct http_conn *c)
 void http_free_body(struct http_conn *c)
 {
     bytes_free(&c->reader.body);
-}
-
-void http_peer(struct http_conn *c, char out[RPC_PEER_BYTES])
-{
-    rpc_door_peer(c->loop->server->door, c->fd, c->door_number, out, RPC_PEER_BYTES);
 }
 
 /* -------------------------------------------------------------------- a connection, by its loop */
@@ -669,6 +657,7 @@ static enum td_status open_door(struct http_server *s, struct td_error *e)
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
                                          .frozen_ms = config->frozen_ms,
+                                         .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
                                          .take = take_fd,
                                          .tick = tick_server,

@@ -47,15 +47,16 @@ struct http_server_config {
     uint32_t n_threads;                        /* 1 to HTTP_THREADS_MOST */
     uint32_t max_connections, max_per_address; /* as rpc_door_config */
     struct http_limits limits;
-    uint64_t max_read_bytes; /* of the requests of all connections that are being read */
-    uint32_t request_ms;     /* time for a head and a body */
-    uint32_t idle_ms;        /* a connection without a request is closed after this time */
-    uint32_t filler_ms;      /* http_begin() */
-    uint32_t stall_ms;       /* a client that takes nothing of its answer for this long is dropped */
-    uint32_t frozen_ms;      /* sent bytes may stay unacknowledged for this long */
+    uint64_t max_read_bytes;   /* of the requests of all connections that are being read */
+    uint32_t request_ms;       /* time for a head and a body */
+    uint32_t idle_ms;          /* a connection without a request is closed after this time */
+    uint32_t filler_ms;        /* http_begin() */
+    uint32_t stall_ms;         /* a client that takes nothing of its answer for this long is dropped */
+    uint32_t frozen_ms;        /* sent bytes may stay unacknowledged for this long */
+    uint32_t max_unsent_bytes; /* in the kernel, for each connection; 0: the system's */
     const struct log *log;
     void (*on_request)(struct http_conn *c, void *user);
-    /* Under a lock of the connection: must not call anything of this server. */
+    /* Under a lock of the connection: may call http_user() and nothing else of this server. */
     void (*on_gone)(struct http_conn *c);
     /* Under the same lock: all bytes of an answer have been taken, after http_write() said false. */
     void (*on_drained)(struct http_conn *c);
@@ -90,7 +91,6 @@ const char *http_target(const struct http_conn *c);                   /* path an
 const char *http_header(const struct http_conn *c, const char *name); /* NULL: not there */
 const struct bytes *http_body(const struct http_conn *c);
 void http_free_body(struct http_conn *c); /* it is not needed any more */
-void http_peer(struct http_conn *c, char out[RPC_PEER_BYTES]);
 
 /* ------------------------------------------------------------------ an answer */
 
@@ -102,6 +102,3 @@ void http_begin(struct http_conn *c, int status, const char *headers, const char
  * returns. What was given is kept and will be sent. */
 bool http_write(struct http_conn *c, const void *data, size_t len_bytes);
 void http_end(struct http_conn *c);
-/* Ends a stream so that the client can tell it from a whole one: the connection is closed without the last
- * chunk. */
-void http_break(struct http_conn *c);

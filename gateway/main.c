@@ -17,7 +17,7 @@ int main(int argc, char **argv)
     enum options_action action;
     const struct options o = {.program = "tandem-gateway",
                               .usage = "--routers ADDR,... [options]",
-                              .about = "HTTP for OpenAI and Anthropic clients of a tandem cluster. SIGTERM drains it.",
+                              .about = "HTTP for OpenAI clients of a tandem cluster. SIGTERM drains it.",
                               .man_section = 8,
                               .env_prefix = "TANDEM_GATEWAY",
                               .table = GATEWAY_OPTIONS};

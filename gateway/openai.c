@@ -176,7 +176,7 @@ static void make_prefix(struct gw_task *t)
     bytes_printf(&t->prefix, "data: {\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":\"",
                  t->is_chat ? "chatcmpl" : "cmpl", t->id, t->is_chat ? "chat.completion.chunk" : "text_completion",
                  t->created_s);
-    gw_json_escape(&t->prefix, t->model ? t->model : "", t->model ? strlen(t->model) : 0);
+    ask_text_escape(&t->prefix, t->model ? t->model : "", t->model ? strlen(t->model) : 0);
     bytes_printf(&t->prefix, "\",\"choices\":[");
 }
 
@@ -198,7 +198,8 @@ static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error
         s = td_fail(e, TD_ERR_INVALID, "messages: is missing");
     if (!s)
         s = make_call(t, 0, r.ask, e);
-    make_prefix(t);
+    if (!s)
+        make_prefix(t);
     json_decref(r.ask);
     return s;
 }
@@ -260,7 +261,8 @@ static enum td_status read_completions(struct gw_task *t, json_t *body, struct t
         json_object_set_new(r.ask, "max_tokens", json_integer(DEFAULT_MAX_TOKENS));
     if (!s)
         s = make_prompts(&r, e);
-    make_prefix(t);
+    if (!s)
+        make_prefix(t);
     json_decref(r.ask);
     return s;
 }
@@ -283,24 +285,27 @@ static void whole(struct gw_task *t, struct bytes *out)
         for (uint32_t k = 0; k < t->n_choices; k++) {
             const struct gw_choice *c = &t->calls[i].choices[k];
             json_t *one = json_pack("{s:I}", "index", (json_int_t)i * t->n_choices + k),
-                   *text = gw_json_text((ProtobufCBinaryData){c->text.len, (uint8_t *)c->text.data});
+                   *text = ask_text_json(c->text.data, c->text.len);
             if (t->is_chat)
                 json_object_set_new(one, "message",
                                     json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal"));
             else
                 json_object_set_new(one, "text", text);
             json_object_set_new(one, "logprobs", json_null());
-            json_object_set_new(one, "finish_reason", c->end ? gw_json_text(c->end->finish_reason) : json_null());
+            json_object_set_new(one, "finish_reason",
+                                c->end ? ask_text_json(c->end->finish_reason.data, c->end->finish_reason.len)
+                                       : json_null());
             json_array_append_new(choices, one);
         }
     snprintf(id, sizeof(id), "%s-%s", t->is_chat ? "chatcmpl" : "cmpl", t->id);
-    gw_json_append(out,
-                   json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
-                             t->is_chat ? "chat.completion" : "text_completion", "created", (json_int_t)t->created_s,
-                             "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t)));
+    ask_json_append(out,
+                    json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
+                              t->is_chat ? "chat.completion" : "text_completion", "created", (json_int_t)t->created_s,
+                              "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t)));
 }
 
-/* One event of a chat: `content` is the delta's members. */
+/* One event of a chat. role: NULL: it was said before. reason: why the choice has ended; empty: it goes
+ * on. */
 static void chat_event(struct gw_task *t, uint32_t index, const char *role, ProtobufCBinaryData text,
                        ProtobufCBinaryData reason, struct bytes *out)
 {
@@ -310,7 +315,7 @@ static void chat_event(struct gw_task *t, uint32_t index, const char *role, Prot
         bytes_printf(out, "\"role\":\"%s\",", role);
     if (!reason.len) {
         bytes_printf(out, "\"content\":\"");
-        gw_json_escape(out, text.data, text.len);
+        ask_text_escape(out, text.data, text.len);
         bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     } else {
         bytes_printf(out, "},\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)reason.len,
@@ -338,7 +343,7 @@ static void delta_completion(struct gw_task *t, struct gw_call *c, const Tandem_
         return;
     bytes_append(out, t->prefix.data, t->prefix.len);
     bytes_printf(out, "{\"index\":%u,\"text\":\"", c->number * t->n_choices + m->choice);
-    gw_json_escape(out, m->text.data, m->text.len);
+    ask_text_escape(out, m->text.data, m->text.len);
     if (m->end)
         bytes_printf(out, "\",\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)m->end->finish_reason.len,
                      (const char *)m->end->finish_reason.data);
@@ -351,22 +356,20 @@ static void end(struct gw_task *t, struct bytes *out)
     if (t->wants_usage) {
         bytes_append(out, t->prefix.data, t->prefix.len);
         bytes_printf(out, "],\"usage\":");
-        gw_json_append(out, usage_json(t));
+        ask_json_append(out, usage_json(t));
         bytes_printf(out, "}\n\n");
     }
     bytes_printf(out, "data: [DONE]\n\n");
 }
 
-const struct gw_api GW_CHAT = {.shape = GW_OPENAI,
-                               .path = "/v1/chat/completions",
+const struct gw_api GW_CHAT = {.path = "/v1/chat/completions",
                                .rpc = "/tandem.v1.Tandem/Generate",
                                .response = &tandem__v1__generate_response__descriptor,
                                .read = read_chat,
                                .delta = delta_chat,
                                .end = end,
                                .whole = whole};
-const struct gw_api GW_COMPLETIONS = {.shape = GW_OPENAI,
-                                      .path = "/v1/completions",
+const struct gw_api GW_COMPLETIONS = {.path = "/v1/completions",
                                       .rpc = "/tandem.v1.Tandem/Generate",
                                       .response = &tandem__v1__generate_response__descriptor,
                                       .read = read_completions,

@@ -37,10 +37,11 @@ static enum td_status read_models(struct gw_task *t, json_t *body, struct td_err
 static json_t *model_json(const struct gw_task *t, ProtobufCBinaryData name, ProtobufCBinaryData parent,
                           const Tandem__V1__ModelInfo *info)
 {
-    json_t *root = parent.len ? gw_json_text(parent) : gw_json_text(name);
-    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:i}", "id", gw_json_text(name), "object", "model", "created",
-                     (json_int_t)t->created_s, "owned_by", "tandem", "root", root, "parent",
-                     parent.len ? gw_json_text(parent) : json_null(), "max_model_len", (int)info->max_context_tokens);
+    json_t *root = parent.len ? ask_text_json(parent.data, parent.len) : ask_text_json(name.data, name.len);
+    return json_pack("{s:o, s:s, s:I, s:s, s:o, s:o, s:i}", "id", ask_text_json(name.data, name.len), "object", "model",
+                     "created", (json_int_t)t->created_s, "owned_by", "tandem", "root", root, "parent",
+                     parent.len ? ask_text_json(parent.data, parent.len) : json_null(), "max_model_len",
+                     (int)info->max_context_tokens);
 }
 
 static json_t *list_models(const struct gw_task *t, const Tandem__V1__ListModelsResponse *m)
@@ -60,19 +61,18 @@ static void whole_models(struct gw_task *t, struct bytes *out)
     json_t *list = list_models(t, (const Tandem__V1__ListModelsResponse *)t->calls[0].response), *found = NULL, *v;
     size_t i;
     if (!t->model) {
-        gw_json_append(out, json_pack("{s:s, s:o}", "object", "list", "data", list));
+        ask_json_append(out, json_pack("{s:s, s:o}", "object", "list", "data", list));
         return;
     }
     json_array_foreach(list, i, v) if (!strcmp(json_string_value(json_object_get(v, "id")), t->model)) found = v;
     if (found)
-        gw_json_append(out, json_incref(found));
+        ask_json_append(out, json_incref(found));
     else
         gw_task_fail(t, 404, "model: there is no such model");
     json_decref(list);
 }
 
-const struct gw_api GW_MODELS = {.shape = GW_OPENAI,
-                                 .path = "/v1/models",
+const struct gw_api GW_MODELS = {.path = "/v1/models",
                                  .rpc = "/tandem.v1.Tandem/ListModels",
                                  .response = &tandem__v1__list_models_response__descriptor,
                                  .read = read_models,
@@ -91,33 +91,44 @@ static const struct gw_member TOKENIZE[] = {
     {NULL, NULL, NULL},
 };
 
+/* Reads the members by the table. The message borrows from *ask_out; the caller frees both, in any case. */
+static enum td_status read_by(struct gw_task *t, const struct gw_member *table, json_t *body, json_t **ask_out,
+                              struct ask_message **out, struct td_error *e)
+{
+    struct gw_reading r = {.task = t, .ask = *ask_out = json_object(), .table = table};
+    enum td_status s = gw_members_read(&r, body, e);
+    return s ? s : ask_message_make(r.ask, out, e);
+}
+
+static void send_tokenize(struct gw_task *t, const Tandem__V1__GenerateRequest *m)
+{
+    Tandem__V1__TokenizeRequest q;
+    tandem__v1__tokenize_request__init(&q);
+    q.model = m->model;
+    if (m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT) {
+        q.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT;
+        q.chat = m->chat;
+    } else {
+        q.input_case = TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT;
+        q.text = m->text;
+    }
+    if (m->has_add_special_tokens_case) {
+        q.has_add_special_tokens_case = TANDEM__V1__TOKENIZE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
+        q.add_special_tokens = m->add_special_tokens;
+    }
+    gw_task_calls(t, 1);
+    gw_task_request(t, 0, &q.base);
+}
+
 static enum td_status read_tokenize(struct gw_task *t, json_t *body, struct td_error *e)
 {
-    struct gw_reading r = {.task = t, .ask = json_object(), .table = TOKENIZE};
     struct ask_message *m = NULL;
-    enum td_status s = gw_members_read(&r, body, e);
+    json_t *ask;
+    enum td_status s = read_by(t, TOKENIZE, body, &ask, &m, e);
     if (!s)
-        s = ask_message_make(r.ask, &m, e);
-    if (!s) {
-        const Tandem__V1__GenerateRequest *g = ask_message_get(m);
-        Tandem__V1__TokenizeRequest q;
-        tandem__v1__tokenize_request__init(&q);
-        bool is_chat = g->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT;
-        q.model = g->model;
-        q.input_case = is_chat ? TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT : TANDEM__V1__TOKENIZE_REQUEST__INPUT_TEXT;
-        if (is_chat)
-            q.chat = g->chat;
-        else
-            q.text = g->text;
-        if (g->has_add_special_tokens_case) {
-            q.has_add_special_tokens_case = TANDEM__V1__TOKENIZE_REQUEST__HAS_ADD_SPECIAL_TOKENS_ADD_SPECIAL_TOKENS;
-            q.add_special_tokens = g->add_special_tokens;
-        }
-        gw_task_calls(t, 1);
-        gw_task_request(t, 0, &q.base);
-    }
+        send_tokenize(t, ask_message_get(m));
     ask_message_free(m);
-    json_decref(r.ask);
+    json_decref(ask);
     return s;
 }
 
@@ -130,8 +141,7 @@ static void whole_tokenize(struct gw_task *t, struct bytes *out)
     bytes_printf(out, "]}");
 }
 
-const struct gw_api GW_TOKENIZE = {.shape = GW_OPENAI,
-                                   .path = "/tokenize",
+const struct gw_api GW_TOKENIZE = {.path = "/tokenize",
                                    .rpc = "/tandem.v1.Tandem/Tokenize",
                                    .response = &tandem__v1__tokenize_response__descriptor,
                                    .read = read_tokenize,
@@ -148,16 +158,14 @@ static const struct gw_member DETOKENIZE[] = {
 
 static enum td_status read_detokenize(struct gw_task *t, json_t *body, struct td_error *e)
 {
-    struct gw_reading r = {.task = t, .ask = json_object(), .table = DETOKENIZE};
+    Tandem__V1__DetokenizeRequest q;
     struct ask_message *m = NULL;
-    enum td_status s = gw_members_read(&r, body, e);
-    if (!s && !json_object_get(r.ask, "prompt_ids"))
-        s = td_fail(e, TD_ERR_INVALID, "tokens: is missing");
-    if (!s)
-        s = ask_message_make(r.ask, &m, e);
+    json_t *ask;
+    if (!json_object_get(body, "tokens"))
+        return td_fail(e, TD_ERR_INVALID, "tokens: is missing");
+    enum td_status s = read_by(t, DETOKENIZE, body, &ask, &m, e);
     if (!s) {
         const Tandem__V1__GenerateRequest *g = ask_message_get(m);
-        Tandem__V1__DetokenizeRequest q;
         tandem__v1__detokenize_request__init(&q);
         q.model = g->model;
         q.ids = g->tokens->ids;
@@ -167,7 +175,7 @@ static enum td_status read_detokenize(struct gw_task *t, json_t *body, struct td
         gw_task_request(t, 0, &q.base);
     }
     ask_message_free(m);
-    json_decref(r.ask);
+    json_decref(ask);
     return s;
 }
 
@@ -175,12 +183,11 @@ static void whole_detokenize(struct gw_task *t, struct bytes *out)
 {
     const Tandem__V1__DetokenizeResponse *m = (const Tandem__V1__DetokenizeResponse *)t->calls[0].response;
     bytes_printf(out, "{\"prompt\":\"");
-    gw_json_escape(out, m->text.data, m->text.len);
+    ask_text_escape(out, m->text.data, m->text.len);
     bytes_printf(out, "\"}");
 }
 
-const struct gw_api GW_DETOKENIZE = {.shape = GW_OPENAI,
-                                     .path = "/detokenize",
+const struct gw_api GW_DETOKENIZE = {.path = "/detokenize",
                                      .rpc = "/tandem.v1.Tandem/Detokenize",
                                      .response = &tandem__v1__detokenize_response__descriptor,
                                      .read = read_detokenize,

@@ -2,17 +2,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/random.h"
 #include "gateway/gateway_internal.h"
 
-struct route {
+struct gw_route {
     const char *method, *path;
     const struct gw_api *api; /* NULL: answered here */
 };
 
-static const struct route ROUTES[] = {
+static const struct gw_route ROUTES[] = {
     {"POST", "/v1/chat/completions", &GW_CHAT},
     {"POST", "/v1/completions", &GW_COMPLETIONS},
     {"GET", "/v1/models", &GW_MODELS},
@@ -23,7 +22,7 @@ static const struct route ROUTES[] = {
 };
 enum { N_ROUTES = sizeof(ROUTES) / sizeof(ROUTES[0]) };
 
-static bool matches(const struct route *r, const char *target)
+static bool matches(const struct gw_route *r, const char *target)
 {
     size_t n = strcspn(target, "?"), want = strlen(r->path);
     if (r->path[want - 1] == '*')
@@ -60,19 +59,6 @@ static void common_headers(const struct gateway *g, const char *id, struct bytes
                      g->options.cors);
 }
 
-static void answer_error(struct gateway *g, struct http_conn *conn, int status, const char *why, const char *headers,
-                         const char *id)
-{
-    struct bytes body = {0}, all = {0};
-    bool is_anthropic = !strncmp(http_target(conn), "/v1/messages", 12);
-    gw_error_body(is_anthropic ? GW_ANTHROPIC : GW_OPENAI, status, why, id, &body);
-    bytes_printf(&all, "Content-Type: application/json\r\n%s", headers);
-    metrics_inc(g->counters, GW_REFUSED, 1);
-    http_answer(conn, status, all.data, body.data, body.len);
-    bytes_free(&body);
-    bytes_free(&all);
-}
-
 /* A browser asks what it may send before it sends it. */
 static void answer_preflight(struct http_conn *conn, const char *headers)
 {
@@ -85,13 +71,13 @@ static void answer_preflight(struct http_conn *conn, const char *headers)
     bytes_free(&all);
 }
 
-static void answer_health(struct gateway *g, struct http_conn *conn, const char *headers, const char *id)
+static void answer_health(struct gateway *g, struct http_conn *conn, const char *headers)
 {
     struct bytes all = {0};
     uint32_t n = gw_upstream_serving(g);
     char body[64];
     if (!n) {
-        answer_error(g, conn, 503, "no router serves", headers, id);
+        gw_error_answer(g, conn, 503, "no router serves (--routers)", headers, 0);
         return;
     }
     int len = snprintf(body, sizeof(body), "{\"status\":\"ok\",\"routers\":%u}", n);
@@ -100,7 +86,7 @@ static void answer_health(struct gateway *g, struct http_conn *conn, const char 
     bytes_free(&all);
 }
 
-static void answer_unknown(struct gateway *g, struct http_conn *conn, const char *headers, const char *id)
+static void answer_unknown(struct gateway *g, struct http_conn *conn, const char *headers)
 {
     struct bytes why = {0}, all = {0};
     const char *target = http_target(conn);
@@ -108,7 +94,7 @@ static void answer_unknown(struct gateway *g, struct http_conn *conn, const char
         if (matches(&ROUTES[i], target)) {
             bytes_printf(&why, "%s is not possible here; %s is", http_method(conn), ROUTES[i].method);
             bytes_printf(&all, "%sAllow: %s\r\n", headers, ROUTES[i].method);
-            answer_error(g, conn, 405, why.data, all.data, id);
+            gw_error_answer(g, conn, 405, why.data, all.data, 0);
             bytes_free(&why);
             bytes_free(&all);
             return;
@@ -116,7 +102,7 @@ static void answer_unknown(struct gateway *g, struct http_conn *conn, const char
     bytes_printf(&why, "%.*s is not served here; what is: ", (int)strcspn(target, "?"), target);
     for (int i = 0; i < N_ROUTES; i++)
         bytes_printf(&why, "%s%s %s", i ? ", " : "", ROUTES[i].method, ROUTES[i].path);
-    answer_error(g, conn, 404, why.data, headers, id);
+    gw_error_answer(g, conn, 404, why.data, headers, 0);
     bytes_free(&why);
 }
 
@@ -124,7 +110,7 @@ void gw_on_request(struct http_conn *conn, void *gateway)
 {
     struct gateway *g = gateway;
     const char *target = http_target(conn), *method = http_method(conn);
-    const struct route *r = NULL;
+    const struct gw_route *r = NULL;
     struct bytes headers = {0};
     char id[GW_ID_BYTES];
     choose_id(conn, id);
@@ -135,11 +121,11 @@ void gw_on_request(struct http_conn *conn, void *gateway)
     if (!r && g->options.cors && !strcmp(method, "OPTIONS"))
         answer_preflight(conn, headers.data);
     else if (!r)
-        answer_unknown(g, conn, headers.data, id);
+        answer_unknown(g, conn, headers.data);
     else if (!r->api)
-        answer_health(g, conn, headers.data, id);
+        answer_health(g, conn, headers.data);
     else if (atomic_load(&g->n_tasks) >= (uint32_t)g->options.max_requests)
-        answer_error(g, conn, 429, "too many requests are under way (max-requests)", headers.data, id);
+        gw_error_answer(g, conn, 429, "too many requests are under way (max-requests)", headers.data, 1000);
     else
         gw_task_run(g, conn, r->api, id, headers.data);
     bytes_free(&headers);

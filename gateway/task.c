@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/random.h"
 #include "gateway/gateway_internal.h"
 
 static const char EVENTS[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
@@ -86,17 +85,9 @@ static void answer_and_free(struct gw_task *t, int status, const char *headers, 
 
 static void refuse(struct gw_task *t, int status, const char *why, uint32_t retry_after_ms)
 {
-    struct bytes body = {0};
-    char headers[160];
-    snprintf(headers, sizeof(headers), "%s", JSON);
-    if (retry_after_ms)
-        snprintf(headers, sizeof(headers), "%sRetry-After: %u\r\nretry-after-ms: %u\r\n", JSON,
-                 (retry_after_ms + 999) / 1000, retry_after_ms);
-    gw_error_body(t->api->shape, status, why, t->id, &body);
-    metrics_inc(t->g->counters, GW_REFUSED, 1);
     log_debug(&t->g->log, "request refused req=%s status=%d", t->id, status);
-    answer_and_free(t, status, headers, &body);
-    bytes_free(&body);
+    gw_error_answer(t->g, t->conn, status, why, t->headers, retry_after_ms);
+    free_task(t);
 }
 
 /* -------------------------------------------------------------------- the end */
@@ -104,12 +95,12 @@ static void refuse(struct gw_task *t, int status, const char *why, uint32_t retr
 static void end_stream(struct gw_task *t)
 {
     bytes_clear(&t->events);
-    if (!t->code) {
-        t->api->end(t, &t->events);
-    } else {
-        bytes_printf(&t->events, t->api->shape == GW_ANTHROPIC ? "event: error\ndata: " : "data: ");
-        gw_error_body(t->api->shape, gw_error_status(t->code), t->why, t->id, &t->events);
+    if (t->code) {
+        bytes_printf(&t->events, "data: ");
+        gw_error_body(http_target(t->conn), gw_error_status(t->code), t->why, &t->events);
         bytes_printf(&t->events, "\n\n");
+    } else {
+        t->api->end(t, &t->events);
     }
     http_write(t->conn, t->events.data, t->events.len);
     http_end(t->conn);
@@ -179,6 +170,8 @@ static void stream(struct gw_task *t, struct gw_call *c, struct rpc_call *rpc, c
     rpc_call_hold(rpc);
     if (http_write(t->conn, t->events.data, t->events.len))
         rpc_call_resume(rpc);
+    else
+        metrics_inc(t->g->counters, GW_HELD, 1);
 }
 
 static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessage *base)
@@ -342,7 +335,8 @@ static void start_all(struct gw_task *t)
         t->code = s == TD_ERR_INVALID ? RPC_UNAUTHENTICATED : RPC_UNAVAILABLE;
         t->retry_after_ms = s == TD_ERR_INVALID ? 0 : 1000;
         snprintf(t->why, sizeof(t->why), "%s",
-                 s == TD_ERR_INVALID ? "authorization: the key can't be one" : "no router can be reached");
+                 s == TD_ERR_INVALID ? "authorization: it has characters that no key has"
+                                     : "no router can be reached (--routers)");
         cancel_all(t);
     }
     pthread_mutex_unlock(&t->lock);
@@ -383,7 +377,6 @@ static struct gw_task *new_task(struct gateway *g, struct http_conn *conn, const
     t->headers = mem_strdup(headers);
     t->authorization = header_for_router(conn);
     t->created_s = (int64_t)time(NULL);
-    t->began_ns = clock_now(&g->clock);
     pthread_mutex_init(&t->lock, NULL);
     atomic_fetch_add(&g->n_tasks, 1);
     return t;

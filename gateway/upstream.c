@@ -5,7 +5,7 @@
 #include "gateway/gateway_internal.h"
 #include "grpc_health.pb-c.h"
 
-enum { MESSAGE_BYTES_MOST = 1 << 30, HEALTH_MS = 2000 };
+enum { MESSAGE_BYTES_MOST = 1 << 30, HEALTH_MS = 2000, KEYS_MS = 10000 };
 /* A router that a call found unreachable is asked last for this long. */
 #define LOST_NS NS_PER_S
 
@@ -88,6 +88,33 @@ uint32_t gw_upstream_serving(const struct gateway *g)
     for (uint32_t i = 0; i < g->n_routers; i++)
         n += atomic_load(&g->routers[i].is_serving);
     return n;
+}
+
+/* -------------------------------------------------------------------- keys */
+
+enum td_status gw_upstream_asks_keys(struct gateway *g, struct td_error *e)
+{
+    Tandem__V1__ListModelsRequest request;
+    tandem__v1__list_models_request__init(&request);
+    for (uint32_t i = 0; i < g->n_routers; i++) {
+        ProtobufCMessage *response = NULL;
+        struct td_error why = {{0}};
+        enum rpc_code code = rpc_unary(g->routers[i].client, "/tandem.v1.Tandem/ListModels", &request.base,
+                                       &tandem__v1__list_models_response__descriptor, KEYS_MS, &response, &why);
+        if (response)
+            protobuf_c_message_free_unpacked(response, NULL);
+        if (!code)
+            return td_fail(e, TD_ERR_INVALID,
+                           "--listen %s: the network reaches it, and the router %s asks for no API keys (its "
+                           "--api-keys); --insecure allows that",
+                           g->options.listen, g->routers[i].address);
+        if (code != RPC_UNAUTHENTICATED)
+            return td_fail(e, TD_ERR_INVALID,
+                           "--listen %s: the network reaches it, and the router %s can't be asked whether it wants "
+                           "API keys: %s",
+                           g->options.listen, g->routers[i].address, why.text);
+    }
+    return TD_OK;
 }
 
 /* ------------------------------------------------------------------ choice */

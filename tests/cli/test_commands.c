@@ -215,10 +215,10 @@ END_TEST
 
 START_TEST(test_text_that_is_not_utf8_is_repaired_for_json)
 {
-    json_t *s = cli_json_text("a\xff\xe2\x82\xac\xc3", 6);
+    json_t *s = ask_text_json("a\xff\xe2\x82\xac\xc3", 6);
     ck_assert_str_eq(json_string_value(s), "a\xef\xbf\xbd\xe2\x82\xac\xef\xbf\xbd");
     json_decref(s);
-    s = cli_json_text(NULL, 0);
+    s = ask_text_json(NULL, 0);
     ck_assert_str_eq(json_string_value(s), "");
     json_decref(s);
 }

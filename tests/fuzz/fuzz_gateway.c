@@ -44,10 +44,10 @@ static void escape(const uint8_t *data, size_t size)
     struct bytes out = {0};
     json_t *plain = json_stringn(size ? (const char *)data : "", size), *as_value;
     bytes_append(&out, "\"", 1);
-    gw_json_escape(&out, data, size);
+    ask_text_escape(&out, data, size);
     bytes_append(&out, "\"", 1);
     json_t *back = json_loadb(out.data, out.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-    as_value = gw_json_text((ProtobufCBinaryData){size, (uint8_t *)(uintptr_t)data});
+    as_value = ask_text_json(data, size);
     if (!back || !as_value || !json_equal(back, as_value) || (plain && !json_equal(back, plain)))
         abort();
     json_decref(plain);

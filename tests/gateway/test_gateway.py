@@ -182,6 +182,20 @@ def test_limits_and_ids_travel():
         assert [m["id"] for m in models] == [MODEL] and g.ask("GET", "/v1/models/" + MODEL)[2]["id"] == MODEL, models
 
 
+def open_to_all(cluster, args, starts, router, *words):
+    """Whether a gateway starts that the network can reach; if not, what it says."""
+    p = Proc(cluster, "gateway", f"open-{free_port()}", ["--routers", router, *args])
+    p.address = "0.0.0.0:0"
+    try:
+        p.start()
+        started = True
+    except RuntimeError as e:
+        started, said = False, str(e)
+        assert p.await_end() == 2 and all(w in said for w in ("--listen", "--insecure", *words) if w != "--insecure" or "asked" not in said), said
+    assert started == starts, (args, router)
+    p.stop()
+
+
 @test
 def test_keys_are_the_routers():
     with authorities() as (ca, _), tempfile.TemporaryDirectory() as d:
@@ -203,8 +217,12 @@ def test_keys_are_the_routers():
             status, headers, got = g.ask("POST", "/v1/chat/completions", body, {"authorization": "Bearer " + key})
             assert status == 429 and int(headers["retry-after"]) >= 1 and int(headers["retry-after-ms"]) > 0, (status, headers, got)
             g.proc.stop()
-            out = subprocess.run([os.path.join(BUILD, "gateway", "tandem-gateway"), "--listen", "0.0.0.0:0"], capture_output=True, text=True)
-            assert out.returncode == 2 and "--listen" in out.stderr and "--insecure" in out.stderr, out
+            for more, start in (([], False), (["--tls-cert", pair[0], "--tls-key", pair[1]], True), (["--insecure"], True)):
+                open_to_all(c, more, start, c.router.address)
+        with Cluster() as c:  # asks for no keys
+            open_to_all(c, ["--tls-cert", pair[0], "--tls-key", pair[1]], False, c.router.address, "asks for no API keys")
+            open_to_all(c, ["--tls-cert", pair[0], "--tls-key", pair[1]], False, "127.0.0.1:1", "can't be asked")
+            open_to_all(c, ["--insecure"], True, c.router.address)
 
 
 @test
@@ -229,7 +247,8 @@ def test_a_client_that_leaves_is_noticed_within_a_second():
 @test
 def test_a_client_that_reads_slowly_gets_all_of_it():
     """Some 6 MB at 4 MB/s: calls are held and go on again, and the router keeps what is not taken."""
-    with Cluster(dummy=DIMS, worker_args=SIM) as c, Gateway(c) as g, socket.socket() as s:
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(dummy=DIMS, worker_args=SIM) as c, Gateway(c, "--metrics-listen", metrics) as g, socket.socket() as s:
         asked = json.dumps({"model": MODEL, "prompt": [ids(20, 1), ids(20, 2)], "n": 8, "max_tokens": 2000, "ignore_eos": True,
                             "stream": True, "stream_options": {"include_usage": True}})
         host, port = g.proc.address.rsplit(":", 1)
@@ -243,6 +262,9 @@ def test_a_client_that_reads_slowly_gets_all_of_it():
         events = [b for b in got.decode().split("\r\n\r\n", 1)[1].split("\n\n") if b]
         assert events[-1] == "data: [DONE]" and len(got) > 5 << 20, (len(got), events[-1])
         assert json.loads(events[-2][6:])["usage"]["completion_tokens"] == 16 * 2000, events[-2]
+        held = metric(metrics, "tandem_gateway_held_total{}")
+        print(f"# {held:.0f} times a call waited for the client")
+        assert held > 0, held
 
 
 @test
@@ -299,17 +321,23 @@ def test_tandem_up_starts_a_gateway_and_starts_it_again():
     with tempfile.TemporaryDirectory() as d:
         run = os.path.join(d, "run")
         out = tandem("up", "--model", DEMO, "--run-dir", run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach",
-                     "--no-store", "--pool-bytes", "32M")
+                     "--no-store", "--pool-bytes", "32M", "--deaf-ms", str(3000 * SLOW))
         try:
             g = Gateway.__new__(Gateway)
             g.tls, g.proc = None, type("Announced", (), {"address": re.search(r"http://(\S+?)/v1 ", out).group(1)})
             wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "it serves")
             assert g.post("/v1/completions", prompt="a", max_tokens=2)["choices"], out
-            with open(os.path.join(run, "cluster.json")) as f:
-                pid = next(p["pid"] for p in json.load(f)["processes"] if p["name"] == "gateway")
-            os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: not alive(pid), 10, "it is gone")
-            wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "it serves again, at the same address")
+            def pid():
+                with open(os.path.join(run, "cluster.json")) as f:
+                    return next(p["pid"] for p in json.load(f)["processes"] if p["name"] == "gateway")
+            for sig in (signal.SIGKILL, signal.SIGSTOP):  # stopped, it answers no health check
+                was = pid()
+                os.kill(was, sig)
+                wait_until(lambda: not alive(was), 30, "it is gone")
+                wait_until(lambda: g.ask("GET", "/health")[0] == 200, 30, "it serves again, at the same address")
+            is_now = pid()
+            time.sleep(5 * SLOW)  # longer than a process may be deaf: one that answers stays
+            assert alive(is_now) and pid() == is_now != was
         finally:
             tandem("down", "--run-dir", run)
         assert g.ask("GET", "/health")[0] == 0
