@@ -259,36 +259,9 @@ static void end_stream(struct peer *p, const char *why)
     lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, false);
 }
 
-/*
- * Whether no worker at all has been heard for longer than one may be silent. Then the network stands still,
- * or the threads that read it, rather than all workers at once: so each may be silent for twice as long, and
- * when the first is heard again, the others get their time anew, since they are read one after the other.
- */
-static bool nobody_is_heard(const struct router *r, uint64_t now)
-{
-    uint32_t n_attached = 0;
-    if (now <= r->heard_ns + (uint64_t)r->options.silence_ms * NS_PER_MS)
-        return false;
-    for (uint32_t i = 0; i < r->n_peers; i++)
-        n_attached += r->peers[i]->state == PEER_READY;
-    return n_attached > 1;
-}
-
-static void hear(struct peer *p)
-{
-    struct router *r = p->router;
-    uint64_t now = router_patience(r);
-    if (nobody_is_heard(r, now))
-        for (uint32_t i = 0; i < r->n_peers; i++)
-            r->peers[i]->heard_ns = now;
-    p->heard_ns = r->heard_ns = now;
-}
-
 void peer_tick(struct peer *p, uint64_t now)
 {
     uint64_t silence = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
-    if (nobody_is_heard(p->router, now))
-        silence *= 2;
     if (p->state == PEER_LOST && p->registered && now > p->lost_ns + FORGET_MS * NS_PER_MS) {
         log_info(&p->router->log, "worker forgotten peer=%s", p->name);
         set_state(p, PEER_GONE);
@@ -964,7 +937,7 @@ void peer_message(struct peer *p, const Tandem__Worker__V1__WorkerMessage *m)
     struct request *q;
     if (p->state == PEER_REFUSED) /* messages that were under way when it was refused */
         return;
-    hear(p);
+    p->heard_ns = router_patience(r);
     if (m->number != ++p->n_heard) {
         end_stream(p, "a message is missing or doubled");
         return;

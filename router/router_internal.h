@@ -405,9 +405,8 @@ struct router {
     uint64_t next_tick_ns;   /* when tick() runs next */
     uint64_t next_unread_ns; /* when to look next for clients that do not read */
     uint64_t away_ns;        /* absence.away_ns at the latest such look */
-    /* When the router started; when router_can_serve() was last true; when any worker or store was last
-     * heard. By router_patience(). */
-    uint64_t opened_ns, able_ns, heard_ns;
+    /* When the router started; when router_can_serve() was last true. By router_patience(). */
+    uint64_t opened_ns, able_ns;
     struct retry_budget budget;
     struct metrics_set *replans[REPLAN_REASONS];
 };
