@@ -246,7 +246,7 @@ def test_a_client_that_leaves_is_noticed_within_a_second():
 
 @test
 def test_a_client_that_reads_slowly_gets_all_of_it():
-    """Some 6 MB at 4 MB/s: calls are held and go on again, and the router keeps what is not taken."""
+    """Some MB at 4 MB/s: calls are held and go on again, and the router keeps what is not taken."""
     metrics = f"127.0.0.1:{free_port()}"
     with Cluster(dummy=DIMS, worker_args=SIM) as c, Gateway(c, "--metrics-listen", metrics) as g, socket.socket() as s:
         asked = json.dumps({"model": MODEL, "prompt": [ids(20, 1), ids(20, 2)], "n": 8, "max_tokens": 2000, "ignore_eos": True,
@@ -260,7 +260,7 @@ def test_a_client_that_reads_slowly_gets_all_of_it():
             got += piece
             time.sleep(0.004)
         events = [b for b in got.decode().split("\r\n\r\n", 1)[1].split("\n\n") if b]
-        assert events[-1] == "data: [DONE]" and len(got) > 5 << 20, (len(got), events[-1])
+        assert events[-1] == "data: [DONE]" and len(got) > 1 << 20, (len(got), events[-1])
         assert json.loads(events[-2][6:])["usage"]["completion_tokens"] == 16 * 2000, events[-2]
         held = metric(metrics, "tandem_gateway_held_total{}")
         print(f"# {held:.0f} times a call waited for the client")
