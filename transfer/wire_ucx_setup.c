@@ -66,16 +66,25 @@ __attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t log_handler(const
 }
 
 /* Options of the single transports are set in the environment, because ucp_config_modify accepts their
- * names and ignores them. Variables that the user has set keep their values. */
+ * names and ignores them. Variables that the user has set keep their values. TCP_CONN_NB: else a connect() of
+ * UCX's blocks the thread, and one that is refused at once may end the process (docs/security.md). */
 static void process_setup(void)
 {
-    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},           {"UCX_ERROR_SIGNALS", ""},
-                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"},   {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-                                         {"UCX_POSIX_ERROR_HANDLING", "y"},    {"UCX_TCP_CM_REUSEADDR", "y"},
-                                         {"UCX_POSIX_FIFO_SIZE", "128"},       {"UCX_POSIX_SEG_SIZE", "32768"},
-                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},     {"UCX_TCP_PUT_ENABLE", "n"},
-                                         {"UCX_TCP_TX_SEG_SIZE", TCP_SEGMENT}, {"UCX_TCP_RX_SEG_SIZE", TCP_SEGMENT},
-                                         {"UCX_TCP_TX_BUFS_GROW", "2"},        {"UCX_TCP_RX_BUFS_GROW", "2"}};
+    static const char *const ENV[][2] = {{"UCX_LOG_LEVEL", "error"},
+                                         {"UCX_ERROR_SIGNALS", ""},
+                                         {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+                                         {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                                         {"UCX_POSIX_ERROR_HANDLING", "y"},
+                                         {"UCX_TCP_CM_REUSEADDR", "y"},
+                                         {"UCX_POSIX_FIFO_SIZE", "128"},
+                                         {"UCX_POSIX_SEG_SIZE", "32768"},
+                                         {"UCX_POSIX_RX_BUFS_GROW", "32"},
+                                         {"UCX_TCP_PUT_ENABLE", "n"},
+                                         {"UCX_TCP_TX_SEG_SIZE", TCP_SEGMENT},
+                                         {"UCX_TCP_RX_SEG_SIZE", TCP_SEGMENT},
+                                         {"UCX_TCP_TX_BUFS_GROW", "2"},
+                                         {"UCX_TCP_RX_BUFS_GROW", "2"},
+                                         {"UCX_TCP_CONN_NB", "y"}};
     for (size_t i = 0; i < sizeof(ENV) / sizeof(ENV[0]); i++)
         setenv(ENV[i][0], ENV[i][1], 0);
     process_raise_file_limit();

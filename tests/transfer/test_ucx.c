@@ -252,6 +252,73 @@ START_TEST(test_ucx_a_wrong_message_costs_the_connection)
 }
 END_TEST
 
+/* ----------------------------------------------------- UCX's own connections */
+
+static void on_endpoint_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    (void)ep;
+    *(ucs_status_t *)arg = status;
+}
+
+static void worker_turns(ucp_worker_h worker, uint32_t n_ms)
+{
+    for (uint32_t i = 0; i < n_ms; i++) {
+        while (ucp_worker_progress(worker))
+            ;
+        usleep(1000);
+    }
+}
+
+static void endpoint_close(ucp_worker_h worker, ucp_ep_h ep)
+{
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &p);
+    while (UCS_PTR_IS_PTR(request) && ucp_request_check_status(request) == UCS_INPROGRESS)
+        ucp_worker_progress(worker);
+    if (UCS_PTR_IS_PTR(request))
+        ucp_request_free(request);
+}
+
+/* A peer connects by UCX's tcp, and is gone before this process answers on that connection. UCX tries once
+ * more with a connection of its own; when that is refused at once, UCX 1.13 fails an assertion of its own. */
+START_TEST(test_ucx_tcp_survives_a_peer_that_left_while_connecting)
+{
+    struct td_error e = {""};
+    ucp_context_h context;
+    ucp_worker_h here, peer;
+    ucp_ep_h to_here, to_peer;
+    ucp_address_t *here_address, *peer_address;
+    size_t n_bytes;
+    int fd;
+    ucs_status_t why = UCS_OK, peer_why = UCS_OK;
+    wire_ucx_setup();
+    ck_assert_msg(wire_ucx_context_open("tcp", "lo", &context, &e) == TD_OK, "%s", e.text);
+    ck_assert_int_eq(wire_ucx_worker_open(context, &here, &fd), TD_OK);
+    ck_assert_int_eq(wire_ucx_worker_open(context, &peer, &fd), TD_OK);
+    ck_assert_int_eq(ucp_worker_get_address(here, &here_address, &n_bytes), UCS_OK);
+    ck_assert_int_eq(ucp_worker_get_address(peer, &peer_address, &n_bytes), UCS_OK);
+    uint8_t *kept = mem_zalloc(n_bytes);
+    memcpy(kept, peer_address, n_bytes);
+    ucp_worker_release_address(peer, peer_address);
+
+    ck_assert_int_eq(wire_ucx_endpoint_open(peer, (uint8_t *)here_address, on_endpoint_error, &peer_why, &to_here),
+                     UCS_OK);
+    worker_turns(peer, 20);
+    worker_turns(here, 50); /* answers, which the peer does not read */
+    endpoint_close(peer, to_here);
+    ucp_worker_destroy(peer);
+    if (wire_ucx_endpoint_open(here, kept, on_endpoint_error, &why, &to_peer) == UCS_OK) {
+        worker_turns(here, 200);
+        ck_assert_int_ne(why, UCS_OK);
+        endpoint_close(here, to_peer);
+    }
+    ucp_worker_release_address(here, here_address);
+    ucp_worker_destroy(here);
+    ucp_cleanup(context);
+    free(kept);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("ucx");
@@ -262,6 +329,7 @@ int main(void)
     tcase_add_test(tc, test_ucx_takes_nothing_before_the_proof);
     tcase_add_test(tc, test_ucx_peers_say_host_then_worker);
     tcase_add_loop_test(tc, test_ucx_a_wrong_message_costs_the_connection, 0, 8);
+    tcase_add_test(tc, test_ucx_tcp_survives_a_peer_that_left_while_connecting);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }
