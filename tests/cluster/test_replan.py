@@ -501,7 +501,7 @@ def test_scores_that_were_lost_with_the_last_leg_are_made_again():
     with Cluster(plan="split") as clean:
         want = [Answer(Client(clean.router.address), r).stream() for r in asked]
     with Cluster(plan="split", roles_args={"prefill": ["--faults", f"seed={SEED} rpc.message:drop=0.15"]},
-                 router_args=["--replan-burst", "10000", "--log-level", "debug"]) as c:
+                 router_args=["--replan-burst", "10000", "--log-level", "debug", "--gone-ms", "60000"]) as c:
         client, again = Client(c.router.address), 0
         for n in range(300):
             a = Answer(client, asked[n % 20])
