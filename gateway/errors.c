@@ -72,18 +72,11 @@ static bool is_anthropic(const char *target)
     return !strncmp(target, "/v1/messages", 12);
 }
 
-/* Bytes of the member that the text names: "messages[0].role" of "messages[0].role: is missing"; 0: none. */
-static size_t member_of(const char *text)
-{
-    size_t n = strspn(text, "abcdefghijklmnopqrstuvwxyz_-.[]0123456789");
-    return n && text[n] == ':' ? n : 0;
-}
-
 void gw_error_body(const char *target, int status, const char *text, struct bytes *out)
 {
     const struct gw_error_kind *k = kind_of(status);
     json_t *message = ask_text_json(text, strlen(text));
-    size_t n = status < 500 ? member_of(text) : 0;
+    size_t n = status < 500 ? rpc_text_field(text) : 0;
     if (is_anthropic(target))
         ask_json_append(
             out, json_pack("{s:s, s:{s:s, s:o}}", "type", "error", "error", "type", k->anthropic, "message", message));

@@ -21,8 +21,8 @@
  * are refused. A message that can't be parsed ends the call: with INVALID_ARGUMENT at a server, with INTERNAL
  * at a client.
  *
- * Every server also serves grpc.health.v1.Health (Check, Watch) and server reflection v1alpha over the given
- * descriptors.
+ * Every server also serves grpc.health.v1.Health (Check, Watch) and server reflection (v1, v1alpha) over the
+ * given descriptors.
  */
 #pragma once
 
@@ -262,8 +262,14 @@ uint32_t rpc_server_cut_unread(struct rpc_server *s, const struct rpc_patience *
  */
 void rpc_server_close(struct rpc_server *s);
 
+/* The field that the text of a refusal begins with: bytes of "slo.ttft_ms" in "slo.ttft_ms: is negative"; 0:
+ * none. */
+size_t rpc_text_field(const char *text);
+
 /* Server side, any thread, once: sends what is queued, then the status. retry_after_ms > 0 is sent in
- * trailing metadata as "retry-after-ms". text is cut to 1 KiB and cleaned to printable UTF-8. */
+ * trailing metadata as "retry-after-ms". It is also in google.rpc.Status ("grpc-status-details-bin"), as is
+ * the field that the text begins with, where the request is wrong. text is cut to 1 KiB and cleaned to
+ * printable UTF-8. */
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms);
 /* Ends the call now, without sending what is queued (for a client that does not read). */
 void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text);

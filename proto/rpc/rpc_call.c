@@ -317,7 +317,8 @@ struct send_batch {
     size_t n_ops;
     grpc_metadata *initial;
     size_t n_initial;
-    grpc_metadata retry_after;
+    grpc_metadata trailing[2];
+    size_t n_trailing;
     grpc_slice text;
 };
 
@@ -351,6 +352,13 @@ static void batch_add_message(struct rpc_call *call, struct send_batch *batch)
     call->inflight_bytes = send->cost_bytes;
 }
 
+static void batch_add_trailing(struct send_batch *batch, const char *name, grpc_slice value)
+{
+    grpc_metadata *m = &batch->trailing[batch->n_trailing++];
+    m->key = grpc_slice_from_static_string(name);
+    m->value = value;
+}
+
 static void batch_add_finish(struct rpc_call *call, struct send_batch *batch)
 {
     grpc_op *op = &batch->ops[batch->n_ops++];
@@ -363,14 +371,19 @@ static void batch_add_finish(struct rpc_call *call, struct send_batch *batch)
     op->data.send_status_from_server.status = (grpc_status_code)call->finish_code;
     batch->text = grpc_slice_from_copied_string(call->finish_text);
     op->data.send_status_from_server.status_details = &batch->text;
+    uint8_t *details;
+    size_t n = rpc_details_pack(call->finish_code, call->finish_text, call->retry_after_ms, &details);
+    if (n) {
+        batch_add_trailing(batch, "grpc-status-details-bin", grpc_slice_from_copied_buffer((const char *)details, n));
+        free(details);
+    }
     if (call->retry_after_ms) {
         char number[16];
         snprintf(number, sizeof(number), "%u", call->retry_after_ms);
-        batch->retry_after.key = grpc_slice_from_static_string("retry-after-ms");
-        batch->retry_after.value = grpc_slice_from_copied_string(number);
-        op->data.send_status_from_server.trailing_metadata = &batch->retry_after;
-        op->data.send_status_from_server.trailing_metadata_count = 1;
+        batch_add_trailing(batch, "retry-after-ms", grpc_slice_from_copied_string(number));
     }
+    op->data.send_status_from_server.trailing_metadata = batch->trailing;
+    op->data.send_status_from_server.trailing_metadata_count = batch->n_trailing;
 }
 
 static void batch_fini(struct send_batch *batch, struct rpc_send *send)
@@ -381,7 +394,8 @@ static void batch_fini(struct send_batch *batch, struct rpc_send *send)
     }
     free(batch->initial);
     grpc_slice_unref(batch->text);
-    grpc_slice_unref(batch->retry_after.value);
+    for (size_t i = 0; i < batch->n_trailing; i++)
+        grpc_slice_unref(batch->trailing[i].value);
     if (send) {
         grpc_byte_buffer_destroy(send->buffer);
         free(send);
@@ -399,7 +413,7 @@ static void call_pump_sends(struct rpc_call *call)
     bool headers = !call->metadata_sent && (send || finish || !call->is_server);
     if (!send && !finish && !headers)
         return;
-    struct send_batch batch = {.text = grpc_empty_slice(), .retry_after.value = grpc_empty_slice()};
+    struct send_batch batch = {.text = grpc_empty_slice()};
     if (headers)
         batch_add_headers(call, &batch);
     if (send)

@@ -199,6 +199,9 @@ uint64_t rpc_now_ns(void);
 
 /* Cleans text to printable UTF-8, cuts it between characters, always terminates it. */
 void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
+/* google.rpc.Status with what there is to say beyond code and text. Returns its number of bytes; 0: nothing.
+ * The caller frees *out. */
+size_t rpc_details_pack(enum rpc_code code, const char *text, uint32_t retry_after_ms, uint8_t **out);
 
 /* ------------------------------------------------------------------ services of every server */
 
@@ -223,4 +226,5 @@ struct rpc_reflection;
 /* TD_ERR_INVALID if the bytes are no FileDescriptorSet. data is borrowed. */
 enum td_status rpc_reflection_open(const uint8_t *data, size_t len_bytes, struct rpc_reflection **out);
 void rpc_reflection_close(struct rpc_reflection *r);
-void rpc_reflection_method(struct rpc_reflection *r, struct rpc_service_method *out);
+#define RPC_REFLECTION_METHODS 2
+void rpc_reflection_methods(struct rpc_reflection *r, struct rpc_service_method out[RPC_REFLECTION_METHODS]);

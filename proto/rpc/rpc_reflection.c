@@ -1,5 +1,6 @@
 /*
- * grpc.reflection.v1alpha over a serialized FileDescriptorSet and the descriptors of our own services.
+ * grpc.reflection, v1 and v1alpha (the same messages), over a serialized FileDescriptorSet and the
+ * descriptors of our own services.
  *
  * Files are handed out as the bytes that were given; a small subset of descriptor.proto reads the names in
  * them. A symbol is found by walking the files: a tool asks a dozen times, so an index would not be worth its
@@ -269,14 +270,18 @@ static void reflection_half_close(struct rpc_call *call)
     rpc_call_finish(call, RPC_OK, "", 0);
 }
 
-void rpc_reflection_method(struct rpc_reflection *r, struct rpc_service_method *out)
+void rpc_reflection_methods(struct rpc_reflection *r, struct rpc_service_method out[RPC_REFLECTION_METHODS])
 {
-    *out = (struct rpc_service_method){
-        .path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        .request = &grpc__reflection__v1alpha__server_reflection_request__descriptor,
-        .handlers = {.on_message = reflection_message, .on_half_close = reflection_half_close},
-        .on_open = reflection_open,
-        .open_user = r,
-        .is_common = true,
-    };
+    static const char *const PATHS[RPC_REFLECTION_METHODS] = {
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"};
+    for (int i = 0; i < RPC_REFLECTION_METHODS; i++)
+        out[i] = (struct rpc_service_method){
+            .path = PATHS[i],
+            .request = &grpc__reflection__v1alpha__server_reflection_request__descriptor,
+            .handlers = {.on_message = reflection_message, .on_half_close = reflection_half_close},
+            .on_open = reflection_open,
+            .open_user = r,
+            .is_common = true,
+        };
 }

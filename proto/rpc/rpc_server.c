@@ -309,7 +309,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
 
 static void server_fill_methods(struct rpc_server *s, const struct rpc_server_config *config)
 {
-    s->methods = mem_array(config->n_methods + RPC_HEALTH_METHODS + 1, sizeof(*s->methods));
+    s->methods = mem_array(config->n_methods + RPC_HEALTH_METHODS + RPC_REFLECTION_METHODS, sizeof(*s->methods));
     for (uint32_t i = 0; i < config->n_methods; i++) {
         const struct rpc_method *m = &config->methods[i];
         s->methods[s->n_methods++] = (struct rpc_service_method){
@@ -325,7 +325,8 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
     s->health = rpc_health_open(config->methods, config->n_methods);
     rpc_health_methods(s->health, &s->methods[s->n_methods]);
     s->n_methods += RPC_HEALTH_METHODS;
-    rpc_reflection_method(s->reflection, &s->methods[s->n_methods++]);
+    rpc_reflection_methods(s->reflection, &s->methods[s->n_methods]);
+    s->n_methods += RPC_REFLECTION_METHODS;
 }
 
 static void server_start(struct rpc_server *s)

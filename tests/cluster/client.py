@@ -13,10 +13,11 @@ with tempfile.TemporaryDirectory(prefix="tandem-pb-") as _dir:
     for path in ("proto", "proto/rpc"):
         full = os.path.join(SOURCE, path)
         files = [f for f in os.listdir(full) if f in ("tandem.proto", "admin.proto", "worker.proto", "grpc_health.proto",
-                                                      "grpc_reflection.proto")]
+                                                      "grpc_reflection.proto", "google_rpc.proto")]
         subprocess.run(["protoc", "--proto_path=" + full, "--python_out=" + _dir, *files], check=True)
     sys.path.insert(0, _dir)
     import tandem_pb2 as pb, admin_pb2 as admin_pb, worker_pb2 as worker_pb, grpc_health_pb2 as health_pb, grpc_reflection_pb2 as reflection_pb
+    import google_rpc_pb2 as google_pb
     sys.path.remove(_dir)
 
 
@@ -85,8 +86,8 @@ class Client:
         return self._call("unary_unary", "/grpc.health.v1.Health/Check", health_pb.HealthCheckResponse)(
             health_pb.HealthCheckRequest(service=service), timeout=10).status
 
-    def services(self):
-        call = self._call("stream_stream", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    def services(self, version="v1alpha"):
+        call = self._call("stream_stream", f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
                           reflection_pb.ServerReflectionResponse)
         answers = call(iter([reflection_pb.ServerReflectionRequest(list_services="")]), timeout=10)
         return [s.name for s in next(answers).list_services_response.service]

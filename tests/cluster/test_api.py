@@ -1,8 +1,8 @@
 """The client API through grpcio: streaming, stop strings, cancel, deadlines, SLOs, reflection, health."""
-import json, os, re, subprocess, sys, threading, time
+import json, os, re, signal, subprocess, sys, threading, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
-from client import Client, grpc, pb, request
+from client import Client, google_pb, grpc, pb, request
 
 GOLDEN = golden(os.path.join(DEMO, "golden.json"))
 STORY = [(b"user", b"Tell me a story about a fox and a lantern.")]
@@ -35,9 +35,45 @@ def test_health_reflection_and_models():
         client = Client(c.router.address)
         wait_until(lambda: client.health() == 1 and client.health("tandem.v1.Tandem") == 1, 5, "SERVING")
         services = client.services()
-        assert sorted(services) == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "tandem.v1.Tandem"], services
+        assert sorted(services) == ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+                                    "grpc.reflection.v1alpha.ServerReflection", "tandem.v1.Tandem"], services
+        assert sorted(client.services("v1")) == sorted(services)
         m = client.list_models().models[0]
         assert m.name == b"tandem-demo" and m.max_context_tokens == 8192 and m.chat and len(m.fingerprint) == 32
+
+
+@test
+def test_status_says_in_googles_form_which_field_is_wrong_and_when_to_come_back():
+    with cluster(router_args=["--queue-requests", "1"]) as c:
+        client = Client(c.router.address)
+        def details(asked):
+            try:
+                client.all(asked)
+            except grpc.RpcError as e:
+                trailing = dict(e.trailing_metadata())
+                status = google_pb.Status.FromString(trailing["grpc-status-details-bin"])
+                assert (status.code, status.message) == (e.code().value[0], e.details()), status
+                return {d.type_url: d.value for d in status.details}, trailing
+            raise AssertionError("it was served")
+        said, _ = details(request(text=b"a", sampling__presence_penalty=3))
+        violation = google_pb.BadRequest.FromString(said.pop("type.googleapis.com/google.rpc.BadRequest")).field_violations[0]
+        assert violation.field == "sampling.presence_penalty" and violation.description.startswith("3 is not in") and not said, violation
+        said, _ = details(request(text=b"a", model=b"x"))
+        assert google_pb.BadRequest.FromString(said["type.googleapis.com/google.rpc.BadRequest"]).field_violations[0].field == "model"
+        for w in c.workers:
+            w.kill(signal.SIGSTOP)
+        try:
+            waits = [client.generate(request(ids=[1, 2, 3], max_tokens=2)) for _ in range(1)]
+            wait_until(lambda: c.status()["queued"] + c.status()["running"] == 1, 20, lambda: str(c.status()))
+            c.router.kill(signal.SIGTERM)  # it drains: new requests are told when to come back
+            wait_until(lambda: client.error(request(ids=[1]))[0] == "UNAVAILABLE", 20, "it drains")
+            said, trailing = details(request(ids=[1]))
+            delay = google_pb.RetryInfo.FromString(said["type.googleapis.com/google.rpc.RetryInfo"]).retry_delay
+            assert delay.seconds * 1000 + delay.nanos // 1000000 == int(trailing["retry-after-ms"]) == 1000, (delay, trailing)
+        finally:
+            for w in c.workers:
+                w.kill(signal.SIGCONT)
+            del waits
 
 
 @test

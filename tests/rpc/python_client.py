@@ -96,7 +96,8 @@ def check_reflection(channel):
     ask = reflection.ServerReflectionRequest
     listed, found = info(iter([ask(list_services="*"), ask(file_containing_symbol="tandem.test.Echo")]), timeout=20)
     names = {s.name for s in listed.list_services_response.service}
-    assert names == {"tandem.test.Echo", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}, names
+    assert names == {"tandem.test.Echo", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
+                     "grpc.reflection.v1.ServerReflection"}, names
     file = descriptor_pb2.FileDescriptorProto.FromString(found.file_descriptor_response.file_descriptor_proto[0])
     assert [m.name for m in file.service[0].method] == ["Echo", "Count", "Chat"]
 

@@ -175,9 +175,10 @@ START_TEST(test_rpc_reflection_lists_services)
                      GRPC__REFLECTION__V1ALPHA__SERVER_REFLECTION_RESPONSE__MESSAGE_RESPONSE_LIST_SERVICES_RESPONSE);
     ck_assert_str_eq(response->original_request->list_services, "*");
     static const char *const NAMES[] = {"tandem.test.Echo", "grpc.health.v1.Health",
-                                        "grpc.reflection.v1alpha.ServerReflection"};
-    ck_assert_uint_eq(response->list_services_response->n_service, 3);
-    for (int i = 0; i < 3; i++)
+                                        "grpc.reflection.v1alpha.ServerReflection",
+                                        "grpc.reflection.v1.ServerReflection"};
+    ck_assert_uint_eq(response->list_services_response->n_service, 4);
+    for (int i = 0; i < 4; i++)
         ck_assert_str_eq(response->list_services_response->service[i]->name, NAMES[i]);
     protobuf_c_message_free_unpacked(&response->base, NULL);
 }
@@ -207,6 +208,7 @@ START_TEST(test_rpc_reflection_finds_files_by_symbol)
     ck_assert_uint_eq(files_for_symbol("tandem.test.CountRequest"), 1);
     ck_assert_uint_eq(files_for_symbol("grpc.health.v1.HealthCheckResponse.ServingStatus"), 1);
     ck_assert_uint_eq(files_for_symbol("grpc.reflection.v1alpha.ServerReflection"), 1);
+    ck_assert_uint_eq(files_for_symbol("grpc.reflection.v1.ServerReflection"), 1);
     ck_assert_uint_eq(files_for_symbol("tandem.test"), 0);
     ck_assert_uint_eq(files_for_symbol("tandem.test.Ech"), 0);
     ck_assert_uint_eq(files_for_symbol("tandem.test.Echo.Nothing"), 0);
