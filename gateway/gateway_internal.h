@@ -3,7 +3,10 @@
  *
  *     http_server --on_request--> routes.c --table--> openai.c, plain.c: body -> gw_task with gw_calls
  *                                                          |
- *     client <-- http_write -- gw_api.delta <-- task.c <-- rpc_call (one for each prompt) -- upstream.c
+ *     client <-- http_write -- gw_api.delta <-- task.c <-- gw_try (one for each prompt) -- upstream.c
+ *
+ * A call that loses its router goes on at another one: before the first message it is sent again, after it
+ * each choice that is not over is resumed by itself.
  *
  * A task is one HTTP request. It owns its calls and its http_conn, from gw_task_new() until task.c has given
  * the last answer. Calls of one task end on different rpc threads, so a task has a lock.
@@ -37,6 +40,7 @@ enum { GW_ROUTERS_MOST = 16, GW_TRIES_MOST = 4, GW_ID_BYTES = ASK_MAX_LABEL_BYTE
     X(GW_UNREAD, METRIC_COUNTER, "tandem_gateway_unread_total", "requests refused before they were whole, and checks") \
     X(GW_HELD, METRIC_COUNTER, "tandem_gateway_held_total", "times that a call waited for a client that reads slowly") \
     X(GW_RETRIED, METRIC_COUNTER, "tandem_gateway_retried_total", "calls begun again at another router")               \
+    X(GW_RESUMED, METRIC_COUNTER, "tandem_gateway_resumed_total", "choices that another router went on with")          \
     X(GW_GONE, METRIC_COUNTER, "tandem_gateway_gone_total", "clients that left while their request was under way")     \
     X(GW_STALLED, METRIC_COUNTER, "tandem_gateway_stalled_total", "clients cut off because they took nothing")         \
     X(GW_RUNNING, METRIC_GAUGE, "tandem_gateway_running", "requests under way")                                        \
@@ -80,6 +84,10 @@ enum td_status gw_upstream_asks_keys(struct gateway *g, struct td_error *error_o
 /* Among the routers that are not in `tried` (bits), those that serve come first, and of these the one with
  * the fewest calls. NULL: all were tried. */
 struct gw_router *gw_upstream_pick(struct gateway *g, uint32_t tried);
+static inline uint32_t gw_upstream_bit(const struct gateway *g, const struct gw_router *r)
+{
+    return 1u << (r - g->routers);
+}
 
 /* ------------------------------------------------------------------ errors */
 
@@ -95,19 +103,32 @@ void gw_error_answer(struct gateway *g, struct http_conn *conn, int status, cons
 
 struct gw_task;
 
-struct gw_choice { /* of an answer that is not streamed */
-    struct bytes text;
-    Tandem__V1__GenerateEnd *end;
+struct gw_choice {
+    struct bytes text;            /* of an answer that is not streamed */
+    Tandem__V1__GenerateEnd *end; /* of such an answer */
+    bool is_over;
+    uint64_t n_bytes; /* of text that came */
+    uint64_t n_chars; /* of tokens whose scores were shown */
+    json_t *scores;   /* of an answer that is not streamed, if they are wanted (scores.h) */
+    /* Tokens that came; only where another router could go on after them. */
+    uint32_t *ids, n_ids, cap_ids;
+};
+
+/* A call at a router, for all choices or, after a router was lost, for one of them. */
+struct gw_try {
+    struct gw_call *call;
+    struct gw_router *router;
+    _Atomic(struct rpc_call *) rpc; /* on_gone and on_drained look at it without a lock; freed with the task */
+    uint32_t first, n_choices;
+    uint32_t tried; /* bits: routers that these choices were sent to since the last message */
 };
 
 struct gw_call {
     struct gw_task *task;
-    uint32_t number;           /* of the prompt in its request */
-    ProtobufCMessage *request; /* kept until the first answer, for another router */
-    struct gw_router *router;
-    uint32_t tried; /* bits: routers that this call was sent to */
-    /* One for each try; freed with the task, because on_gone and on_drained look at them without a lock. */
-    _Atomic(struct rpc_call *) rpc[GW_TRIES_MOST];
+    uint32_t number; /* of the prompt in its request */
+    /* For another router: kept until the first message, or to the end if a router could go on (resume). */
+    ProtobufCMessage *request;
+    struct gw_try *tries; /* n_choices of the task * GW_TRIES_MOST */
     uint32_t n_tries;
     bool has_answer;
     ProtobufCMessage *response; /* of a unary call */
@@ -138,7 +159,8 @@ struct gw_task {
     int64_t created_s;
     char *model;         /* as the request named it, or NULL */
     struct bytes prefix; /* what every event of a stream begins with */
-    bool is_stream, wants_usage, is_chat;
+    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores;
+    uint32_t n_top;     /* likeliest tokens beside each scored token */
     uint32_t n_choices; /* for each prompt */
     struct gw_call *calls;
     uint32_t n_calls;

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "gateway/members.h"
+#include "gateway/scores.h"
 #include "proto/ask/ask_params.h"
 
 enum { DEFAULT_MAX_TOKENS = 16 /* of a completion, as OpenAI and vLLM have it */ };
@@ -53,6 +55,24 @@ static enum td_status read_n(struct gw_reading *r, const struct gw_member *m, js
     if (!s)
         r->task->n_choices = (uint32_t)json_integer_value(v);
     return s;
+}
+
+/* A chat: whether tokens are scored; how many others beside them is another member. */
+static enum td_status read_chat_logprobs(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    r->task->wants_scores = json_is_true(v);
+    return gw_member_put(r, m, v, e);
+}
+
+/* A completion: both in one number. */
+static enum td_status read_logprobs(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    enum td_status s = json_is_false(v) ? TD_OK : gw_member_put(r, m, v, e);
+    if (s || json_is_false(v))
+        return s;
+    r->task->wants_scores = true;
+    json_object_set_new(r->ask, "logprobs", json_true());
+    return TD_OK;
 }
 
 /* OpenAI and vLLM have signed seeds: the same bits, unsigned. */
@@ -139,8 +159,8 @@ static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *
         {"ignore_eos", "ignore_eos", NULL}, {"stop_token_ids", "stop_ids", NULL},                                      \
         {"skip_special_tokens", "skip_special_tokens", NULL}, {"allowed_token_ids", "allowed_ids", NULL},              \
         {"cache_salt", "cache_salt", NULL}, {"priority", "priority", read_priority},                                   \
-        {"tandem", NULL, gw_member_tandem}, {"logprobs", NULL, gw_member_false}, IGNORED("user"), IGNORED("metadata"), \
-        IGNORED("store"), IGNORED("service_tier"), IGNORED("safety_identifier"), IGNORED("prompt_cache_key"),          \
+        {"tandem", NULL, gw_member_tandem}, IGNORED("user"), IGNORED("metadata"), IGNORED("store"),                    \
+        IGNORED("service_tier"), IGNORED("safety_identifier"), IGNORED("prompt_cache_key"),                            \
         IGNORED("prompt_cache_retention"), IGNORED("spaces_between_special_tokens"), IGNORED("request_id")
 
 static const struct gw_member CHAT[] = {
@@ -149,6 +169,8 @@ static const struct gw_member CHAT[] = {
     {"max_completion_tokens", "max_tokens", read_max_tokens},
     {"add_generation_prompt", "add_generation_prompt", NULL},
     {"chat_template_kwargs", "variables", NULL},
+    {"logprobs", "logprobs", read_chat_logprobs},
+    {"top_logprobs", "top_logprobs", NULL},
     {"response_format", NULL, read_format},
     {"tools", NULL, gw_member_false},
     {"tool_choice", NULL, read_tool_choice},
@@ -162,6 +184,7 @@ static const struct gw_member COMPLETIONS[] = {
     SHARED,
     {"prompt", NULL, read_prompt},
     {"echo", "echo", NULL},
+    {"logprobs", "top_logprobs", read_logprobs},
     {"add_special_tokens", "add_special_tokens", NULL},
     {"suffix", NULL, gw_member_false},
     {"best_of", NULL, read_best_of},
@@ -180,10 +203,19 @@ static void make_prefix(struct gw_task *t)
     bytes_printf(&t->prefix, "\",\"choices\":[");
 }
 
+/* The seed is drawn here if the client gives none, so that another router can go on with the same tokens. */
 static enum td_status make_call(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e)
 {
+    bool has_seed = json_object_get(ask, "seed") != NULL;
     json_object_set_new(ask, "id", json_string(t->id));
-    return gw_task_ask(t, i, ask, e);
+    if (!has_seed)
+        json_object_set_new(ask, "seed", ask_seed_json(random_u64() >> 11)); /* 53 bits, as the router's */
+    enum td_status s = gw_task_ask(t, i, ask, e);
+    if (!s)
+        ((Tandem__V1__GenerateRequest *)t->calls[i].request)->want_pieces = t->wants_scores;
+    if (!has_seed)
+        json_object_del(ask, "seed");
+    return s;
 }
 
 static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error *e)
@@ -196,6 +228,9 @@ static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error
         s = gw_headers_read(&r, e);
     if (!s && !json_object_get(r.ask, "messages"))
         s = td_fail(e, TD_ERR_INVALID, "messages: is missing");
+    t->n_top = (uint32_t)json_integer_value(json_object_get(r.ask, "top_logprobs"));
+    if (!s && t->n_top && !t->wants_scores)
+        s = td_fail(e, TD_ERR_INVALID, "top_logprobs: logprobs must be true");
     if (!s)
         s = make_call(t, 0, r.ask, e);
     if (!s)
@@ -251,6 +286,20 @@ static enum td_status make_prompts(struct gw_reading *r, struct td_error *e)
     return TD_OK;
 }
 
+/* With echo the prompt's tokens are scored, too. The router has their scores when the answer ends. */
+static enum td_status ask_scores(struct gw_reading *r, struct td_error *e)
+{
+    struct gw_task *t = r->task;
+    t->n_top = (uint32_t)json_integer_value(json_object_get(r->ask, "top_logprobs"));
+    t->wants_prompt_scores = t->wants_scores && json_is_true(json_object_get(r->ask, "echo"));
+    if (!t->wants_prompt_scores)
+        return TD_OK;
+    if (t->is_stream)
+        return td_fail(e, TD_ERR_INVALID, "logprobs: with echo only if stream is false");
+    json_object_set_new(r->ask, "prompt_logprobs", json_true());
+    return TD_OK;
+}
+
 static enum td_status read_completions(struct gw_task *t, json_t *body, struct td_error *e)
 {
     struct gw_reading r = {.task = t, .ask = json_object(), .table = COMPLETIONS};
@@ -259,6 +308,8 @@ static enum td_status read_completions(struct gw_task *t, json_t *body, struct t
         s = gw_headers_read(&r, e);
     if (!s && !json_object_get(r.ask, "max_tokens"))
         json_object_set_new(r.ask, "max_tokens", json_integer(DEFAULT_MAX_TOKENS));
+    if (!s)
+        s = ask_scores(&r, e);
     if (!s)
         s = make_prompts(&r, e);
     if (!s)
@@ -291,7 +342,9 @@ static void whole(struct gw_task *t, struct bytes *out)
                                     json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal"));
             else
                 json_object_set_new(one, "text", text);
-            json_object_set_new(one, "logprobs", json_null());
+            if (c->scores && t->wants_prompt_scores && t->calls[i].choices[0].end)
+                gw_scores_add_prompt(t, c->scores, t->calls[i].choices[0].end);
+            json_object_set(one, "logprobs", c->scores ? c->scores : json_null());
             json_object_set_new(one, "finish_reason",
                                 c->end ? ask_text_json(c->end->finish_reason.data, c->end->finish_reason.len)
                                        : json_null());
@@ -304,51 +357,60 @@ static void whole(struct gw_task *t, struct bytes *out)
                               "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t)));
 }
 
-/* One event of a chat. role: NULL: it was said before. reason: why the choice has ended; empty: it goes
- * on. */
-static void chat_event(struct gw_task *t, uint32_t index, const char *role, ProtobufCBinaryData text,
-                       ProtobufCBinaryData reason, struct bytes *out)
+/* The scores of a message, as the value of "logprobs". */
+static void append_scores(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m,
+                          struct bytes *out)
 {
-    bytes_append(out, t->prefix.data, t->prefix.len);
-    bytes_printf(out, "{\"index\":%u,\"delta\":{", index);
-    if (role)
-        bytes_printf(out, "\"role\":\"%s\",", role);
-    if (!reason.len) {
-        bytes_printf(out, "\"content\":\"");
-        ask_text_escape(out, text.data, text.len);
-        bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
-    } else {
-        bytes_printf(out, "},\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)reason.len,
-                     (const char *)reason.data);
+    if (!t->wants_scores || !m->n_tokens) {
+        bytes_printf(out, "\"logprobs\":null");
+        return;
     }
+    json_t *scores = gw_scores_new(t);
+    gw_scores_add(t, scores, m, &c->choices[m->choice].n_chars);
+    bytes_printf(out, "\"logprobs\":");
+    ask_json_append(out, scores);
 }
 
 static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m, struct bytes *out)
 {
-    const ProtobufCBinaryData none = {0};
-    (void)c;
-    if (!(t->started >> m->choice & 1))
-        chat_event(t, m->choice, "assistant", none, none, out);
-    t->started |= 1ull << m->choice;
-    if (m->text.len)
-        chat_event(t, m->choice, NULL, m->text, none, out);
-    if (m->end)
-        chat_event(t, m->choice, NULL, none, m->end->finish_reason, out);
+    if (!(t->started >> m->choice & 1)) {
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out,
+                     "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
+                     "\"finish_reason\":null}]}\n\n",
+                     m->choice);
+        t->started |= 1ull << m->choice;
+    }
+    if (m->text.len || (t->wants_scores && m->n_tokens)) {
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out, "{\"index\":%u,\"delta\":{\"content\":\"", m->choice);
+        ask_text_escape(out, m->text.data, m->text.len);
+        bytes_printf(out, "\"},");
+        append_scores(t, c, m, out);
+        bytes_printf(out, ",\"finish_reason\":null}]}\n\n");
+    }
+    if (m->end) {
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out, "{\"index\":%u,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", m->choice,
+                     (int)m->end->finish_reason.len, (const char *)m->end->finish_reason.data);
+    }
 }
 
 static void delta_completion(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m,
                              struct bytes *out)
 {
-    if (!m->text.len && !m->end)
+    if (!m->text.len && !m->end && !(t->wants_scores && m->n_tokens))
         return;
     bytes_append(out, t->prefix.data, t->prefix.len);
     bytes_printf(out, "{\"index\":%u,\"text\":\"", c->number * t->n_choices + m->choice);
     ask_text_escape(out, m->text.data, m->text.len);
+    bytes_printf(out, "\",");
+    append_scores(t, c, m, out);
     if (m->end)
-        bytes_printf(out, "\",\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", (int)m->end->finish_reason.len,
+        bytes_printf(out, ",\"finish_reason\":\"%.*s\"}]}\n\n", (int)m->end->finish_reason.len,
                      (const char *)m->end->finish_reason.data);
     else
-        bytes_printf(out, "\",\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+        bytes_printf(out, ",\"finish_reason\":null}]}\n\n");
 }
 
 static void end(struct gw_task *t, struct bytes *out)

@@ -3,9 +3,11 @@
  *
  *     read -> calls start -> messages: gathered, or written as events -> all calls over -> last bytes
  *
- * A call that finds its router unreachable before it has said anything begins again at another router. When a
- * call fails, the others of its task are cancelled, and the task ends with the first error: a status if
- * nothing was sent yet, else an event.
+ * A call that loses its router goes on at another one, if there is one. Before the first message it is sent
+ * again as it was. After that each choice that is not over is asked for by itself, with the tokens that came
+ * (tandem.v1.Resume), so that the client sees the same stream go on. When a call fails, the others of its
+ * task are cancelled, and the task ends with the first error: a status if nothing was sent yet, else an
+ * event.
  *
  * A client that takes nothing stops its calls (rpc_call_hold), so what it does not take stays with the
  * router, which has bounds of its own for clients that do not read.
@@ -15,6 +17,7 @@
 #include <string.h>
 
 #include "gateway/gateway_internal.h"
+#include "gateway/scores.h"
 
 static const char EVENTS[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
                              "X-Accel-Buffering: no\r\n";
@@ -23,11 +26,16 @@ static const char FILLER[] = ": keep-alive\n\n";
 
 /* -------------------------------------------------------------------- life */
 
+static uint32_t tries_most(const struct gw_task *t)
+{
+    return t->n_choices * GW_TRIES_MOST;
+}
+
 static void for_each_rpc(struct gw_task *t, void (*act)(struct rpc_call *rpc))
 {
     for (uint32_t i = 0; i < t->n_calls; i++)
-        for (uint32_t k = 0; k < GW_TRIES_MOST; k++) {
-            struct rpc_call *rpc = atomic_load(&t->calls[i].rpc[k]);
+        for (uint32_t k = 0; k < tries_most(t); k++) {
+            struct rpc_call *rpc = atomic_load(&t->calls[i].tries[k].rpc);
             if (rpc)
                 act(rpc);
         }
@@ -36,13 +44,16 @@ static void for_each_rpc(struct gw_task *t, void (*act)(struct rpc_call *rpc))
 static void free_call(struct gw_call *c)
 {
     for (uint32_t i = 0; i < c->n_tries; i++)
-        rpc_call_unref(atomic_load(&c->rpc[i]));
+        rpc_call_unref(atomic_load(&c->tries[i].rpc));
+    free(c->tries);
     if (c->request)
         protobuf_c_message_free_unpacked(c->request, NULL);
     if (c->response)
         protobuf_c_message_free_unpacked(c->response, NULL);
     for (int i = 0; i < ASK_MAX_CHOICES; i++) {
         bytes_free(&c->choices[i].text);
+        free(c->choices[i].ids);
+        json_decref(c->choices[i].scores);
         if (c->choices[i].end)
             tandem__v1__generate_end__free_unpacked(c->choices[i].end, NULL);
     }
@@ -179,6 +190,10 @@ static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessa
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
     struct gw_choice *choice = &c->choices[m->choice];
     bytes_append(&choice->text, m->text.data, m->text.len);
+    if (c->task->wants_scores) {
+        choice->scores = choice->scores ? choice->scores : gw_scores_new(c->task);
+        gw_scores_add(c->task, choice->scores, m, &choice->n_chars);
+    }
     if (!m->end || choice->end)
         return;
     Tandem__V1__GenerateResponse *whole = (Tandem__V1__GenerateResponse *)rpc_call_take(rpc, base);
@@ -187,9 +202,29 @@ static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessa
     tandem__v1__generate_response__free_unpacked(whole, NULL);
 }
 
+/* What another router would have to know to go on after this message. */
+static void note_progress(struct gw_call *c, const Tandem__V1__GenerateResponse *m)
+{
+    struct gw_choice *choice = &c->choices[m->choice];
+    choice->n_bytes += m->text.len;
+    choice->is_over |= m->end != NULL;
+    for (size_t i = 0; i < m->n_tokens && c->request; i++) {
+        choice->ids = MEM_ROOM(choice->ids, choice->n_ids, choice->cap_ids, 64);
+        choice->ids[choice->n_ids++] = m->tokens[i]->id;
+    }
+}
+
+static void forget_request(struct gw_call *c)
+{
+    if (c->request)
+        protobuf_c_message_free_unpacked(c->request, NULL);
+    c->request = NULL;
+}
+
 static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
 {
-    struct gw_call *c = rpc_call_user(rpc);
+    struct gw_try *y = rpc_call_user(rpc);
+    struct gw_call *c = y->call;
     struct gw_task *t = c->task;
     bool generates = base->descriptor == &tandem__v1__generate_response__descriptor;
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
@@ -197,11 +232,13 @@ static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
         return; /* nobody asked for it */
     pthread_mutex_lock(&t->lock);
     c->has_answer = true;
-    if (c->request)
-        protobuf_c_message_free_unpacked(c->request, NULL);
-    c->request = NULL;
-    if (generates)
+    y->tried = gw_upstream_bit(t->g, y->router);
+    if (!generates || t->g->n_routers == 1)
+        forget_request(c);
+    if (generates) {
+        note_progress(c, m);
         count_usage(t, m);
+    }
     if (generates && t->is_stream && !t->code)
         stream(t, c, rpc, m);
     else if (generates)
@@ -211,36 +248,50 @@ static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
     pthread_mutex_unlock(&t->lock);
 }
 
-static enum td_status start_call(struct gw_call *c);
+static enum td_status start_try(struct gw_call *c, uint32_t first, uint32_t n_choices, uint32_t tried);
 
-/* Whether the call can begin again elsewhere, which it then has. */
-static bool try_another(struct gw_call *c, enum rpc_code code)
+/* Whether each choice of the try goes on elsewhere, or has ended. */
+static bool go_on(const struct gw_try *y)
 {
+    struct gw_call *c = y->call;
     struct gw_task *t = c->task;
-    if (code != RPC_UNAVAILABLE || c->has_answer || !c->request || t->code || atomic_load(&t->is_gone))
-        return false;
-    atomic_store(&c->router->lost_ns, clock_now(&t->g->clock));
-    if (start_call(c))
-        return false;
-    metrics_inc(t->g->counters, GW_RETRIED, 1);
+    if (!c->has_answer) {
+        if (start_try(c, y->first, y->n_choices, y->tried))
+            return false;
+        metrics_inc(t->g->counters, GW_RETRIED, 1);
+        t->n_left++;
+        return true;
+    }
+    for (uint32_t i = y->first; i < y->first + y->n_choices; i++) {
+        if (c->choices[i].is_over)
+            continue;
+        if (start_try(c, i, 1, y->tried))
+            return false; /* what was started already is cancelled with the task */
+        log_info(&t->g->log, "router was lost, another one goes on req=%s lost=%s choice=%u tokens=%u", t->id,
+                 y->router->address, i, c->choices[i].n_ids);
+        metrics_inc(t->g->counters, GW_RESUMED, 1);
+        t->n_left++;
+    }
     return true;
 }
 
 static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
 {
-    struct gw_call *c = rpc_call_user(rpc);
+    struct gw_try *y = rpc_call_user(rpc);
+    struct gw_call *c = y->call;
     struct gw_task *t = c->task;
     bool is_first = false;
     pthread_mutex_lock(&t->lock);
-    atomic_fetch_sub(&c->router->n_calls, 1);
+    atomic_fetch_sub(&y->router->n_calls, 1);
     if (!code && !c->has_answer) {
         code = RPC_INTERNAL;
         text = "the router answered nothing";
     }
-    if (try_another(c, code)) {
-        pthread_mutex_unlock(&t->lock);
-        return;
-    }
+    if (code == RPC_UNAVAILABLE)
+        atomic_store(&y->router->lost_ns, clock_now(&t->g->clock));
+    bool may_go_on = code == RPC_UNAVAILABLE && c->request && !t->code && !atomic_load(&t->is_gone);
+    if (may_go_on && go_on(y))
+        code = RPC_OK;
     if (code && !t->code) {
         is_first = true;
         t->code = code;
@@ -257,31 +308,60 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
 
 /* -------------------------------------------------------------------- calls */
 
-/* Begins the call at a router that it was not sent to yet. Call under the task's lock, or before any other
- * thread knows the task. */
-static enum td_status start_call(struct gw_call *c)
+/* Sends the request; after the first message of the call: for what is left of this choice. */
+static enum td_status send_request(const struct gw_try *y, struct rpc_call *rpc)
+{
+    struct gw_call *c = y->call;
+    const struct gw_choice *choice = &c->choices[y->first];
+    Tandem__V1__GenerateRequest *m = (Tandem__V1__GenerateRequest *)c->request;
+    Tandem__V1__Resume resume = TANDEM__V1__RESUME__INIT;
+    if (!c->has_answer)
+        return rpc_call_send(rpc, c->request);
+    uint32_t n = m->sampling ? m->sampling->n : 0;
+    resume.ids = choice->ids;
+    resume.n_ids = choice->n_ids;
+    resume.text_bytes = choice->n_bytes;
+    resume.choice = y->first;
+    m->resume = &resume;
+    if (m->sampling)
+        m->sampling->n = 0;
+    enum td_status s = rpc_call_send(rpc, c->request);
+    m->resume = NULL;
+    if (m->sampling)
+        m->sampling->n = n;
+    return s;
+}
+
+/* Begins a call for these choices at a router that they were not sent to yet. Call under the task's lock, or
+ * before any other thread knows the task. */
+static enum td_status start_try(struct gw_call *c, uint32_t first, uint32_t n_choices, uint32_t tried)
 {
     struct gw_task *t = c->task;
-    struct gw_router *r = gw_upstream_pick(t->g, c->tried);
+    struct gw_router *r = gw_upstream_pick(t->g, tried);
+    if (!r || c->n_tries == tries_most(t))
+        return TD_ERR_PEER_LOST;
+    struct gw_try *y = &c->tries[c->n_tries];
+    y->call = c;
+    y->router = r;
+    y->first = first;
+    y->n_choices = n_choices;
+    y->tried = tried | gw_upstream_bit(t->g, r);
     const char *headers[] = {t->authorization ? "authorization" : NULL, t->authorization, NULL};
     const struct rpc_call_params params = {.path = t->api->rpc,
                                            .response = t->api->response,
                                            .handlers = {.on_message = on_message, .on_end = on_end},
-                                           .user = c,
+                                           .user = y,
                                            .headers = headers};
     struct rpc_call *rpc = NULL;
-    if (!r || c->n_tries == GW_TRIES_MOST)
-        return TD_ERR_PEER_LOST;
-    c->router = r;
-    c->tried |= 1u << (r - t->g->routers);
     atomic_fetch_add(&r->n_calls, 1);
     enum td_status s = rpc_call_start(r->client, &params, &rpc);
     if (s) {
         atomic_fetch_sub(&r->n_calls, 1);
         return s;
     }
-    atomic_store(&c->rpc[c->n_tries++], rpc);
-    if (rpc_call_send(rpc, c->request) == TD_ERR_INVALID)
+    c->n_tries++;
+    atomic_store(&y->rpc, rpc);
+    if (send_request(y, rpc) == TD_ERR_INVALID)
         rpc_call_abort(rpc, RPC_INVALID_ARGUMENT, "body: too large");
     rpc_call_close_send(rpc);
     if (atomic_load(&t->is_gone)) /* on_gone may have looked before the call was there */
@@ -326,7 +406,7 @@ static void start_all(struct gw_task *t)
     pthread_mutex_lock(&t->lock);
     t->n_left = t->n_calls;
     for (uint32_t i = 0; i < t->n_calls; i++) {
-        enum td_status s = t->code ? TD_ERR_CANCELLED : start_call(&t->calls[i]);
+        enum td_status s = t->code ? TD_ERR_CANCELLED : start_try(&t->calls[i], 0, t->n_choices, 0);
         if (!s)
             continue;
         is_last = --t->n_left == 0;
@@ -418,6 +498,8 @@ void gw_task_run(struct gateway *g, struct http_conn *conn, const struct gw_api 
         return;
     }
     log_debug(&g->log, "request received req=%s path=%s calls=%u", t->id, api->path, t->n_calls);
+    for (uint32_t i = 0; i < t->n_calls; i++)
+        t->calls[i].tries = mem_array(tries_most(t), sizeof(*t->calls[i].tries));
     http_set_user(conn, t);
     start_all(t);
 }

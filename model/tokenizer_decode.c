@@ -177,14 +177,21 @@ static void run_step(struct token_stream *s, const struct decode_step *step, boo
     *b = changed;
 }
 
-/* Appends a token's text, or the text of a run of bytes. */
-static void append_token(struct token_stream *s, const char *text, size_t len, uint32_t first_step, bool first,
-                         struct bytes *out)
+/* What the steps make of a token's text. The caller frees it. */
+static struct bytes run_steps(struct token_stream *s, const char *text, size_t len, uint32_t first_step, bool first)
 {
     struct bytes b = {0};
     bytes_append(&b, text, len);
     for (uint32_t i = first_step; i < s->t->n_decode_steps; i++)
         run_step(s, &s->t->decode_steps[i], first, normalize_most_bytes(len), &b);
+    return b;
+}
+
+/* Appends a token's text, or the text of a run of bytes. */
+static void append_token(struct token_stream *s, const char *text, size_t len, uint32_t first_step, bool first,
+                         struct bytes *out)
+{
+    struct bytes b = run_steps(s, text, len, first_step, first);
     append_text(s, b.data ? b.data : "", b.len, out);
     bytes_free(&b);
 }
@@ -216,11 +223,27 @@ static void end_run(struct token_stream *s, struct bytes *out)
 
 /* --------------------------------------------------------------- in common */
 
+static void append_raw(const struct tokenizer_piece *p, struct bytes *out)
+{
+    if (p->raw || !alphabet_decode(out, p->text.data, p->text.len))
+        bytes_append(out, p->text.data, p->text.len);
+}
+
 static void push_bytes(struct token_stream *s, const struct tokenizer_piece *p, struct bytes *out)
 {
-    if (p->raw || !alphabet_decode(&s->pending, p->text.data, p->text.len))
-        bytes_append(&s->pending, p->text.data, p->text.len);
+    append_raw(p, &s->pending);
     release_text(s, false, out);
+}
+
+/* The token's text as the decoder's steps take it. The caller frees it. */
+static struct bytes text_for_steps(const struct tokenizer_piece *p)
+{
+    struct bytes text = {0};
+    if (p->raw)
+        alphabet_append(&text, p->text.data, p->text.len);
+    else
+        bytes_append(&text, p->text.data, p->text.len);
+    return text;
 }
 
 void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
@@ -239,16 +262,32 @@ void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
         if (!s->whole_runs && is_utf8(&s->pending))
             end_run(s, out);
     } else {
-        struct bytes text = {0};
+        struct bytes text = text_for_steps(p);
         end_run(s, out);
         if (!t->has_decoder && !first)
             bytes_append(out, " ", 1);
-        if (p->raw)
-            alphabet_append(&text, p->text.data, p->text.len);
-        else
-            bytes_append(&text, p->text.data, p->text.len);
         append_token(s, text.data ? text.data : "", text.len, 0, first, out);
         bytes_free(&text);
+    }
+}
+
+void token_stream_piece(struct token_stream *s, uint32_t id, struct bytes *out)
+{
+    const struct tokenizer *t = s->t;
+    if (id >= t->n_pieces || !t->pieces[id].known)
+        return;
+    const struct tokenizer_piece *p = &t->pieces[id];
+    if (t->decode_byte_level) {
+        append_raw(p, out);
+    } else if (p->byte >= 0 && t->decode_bytes) {
+        bytes_append(out, &(char){(char)p->byte}, 1);
+    } else {
+        struct bytes text = text_for_steps(p), piece = run_steps(s, text.data ? text.data : "", text.len, 0, false);
+        if (!t->has_decoder)
+            bytes_append(out, " ", 1);
+        bytes_append(out, piece.data, piece.len);
+        bytes_free(&text);
+        bytes_free(&piece);
     }
 }
 

@@ -51,6 +51,35 @@ static enum td_status show_echo(struct request *q, bool last)
     return s;
 }
 
+/* What tokens stand for, as fields of a message: one entry for each id that was added. */
+struct pieces {
+    struct bytes bytes;
+    ProtobufCBinaryData *list; /* until pieces_end(), data is an offset in bytes */
+    size_t n, cap;
+};
+
+static void pieces_add(struct pieces *p, const struct request *q, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n && q->p.want_pieces; i++) {
+        size_t from = p->bytes.len;
+        token_stream_piece(q->detok, ids[i], &p->bytes);
+        p->list = MEM_ROOM(p->list, p->n, p->cap, 16);
+        p->list[p->n++] = (ProtobufCBinaryData){p->bytes.len - from, (uint8_t *)from};
+    }
+}
+
+static void pieces_end(struct pieces *p)
+{
+    for (size_t i = 0; i < p->n; i++)
+        p->list[i].data = (uint8_t *)p->bytes.data + (uintptr_t)p->list[i].data;
+}
+
+static void pieces_free(struct pieces *p)
+{
+    bytes_free(&p->bytes);
+    free(p->list);
+}
+
 /*
  * Sends one message: text [shown, upto) and the next `count` tokens; end: NULL or the end of the answer.
  * TD_ERR_NO_SPACE: the queue is full and nothing was sent. TD_ERR_INVALID with more than one token: the
@@ -61,15 +90,25 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
     Tandem__V1__TokenEvent *events = mem_array(count, sizeof(*events)), **list = mem_array(count, sizeof(*list));
+    struct pieces pieces = {{0}};
     for (uint32_t i = 0; i < count; i++) {
         tandem__v1__token_event__init(&events[i]);
-        events[i].id = q->tokens[q->n_told + i].id;
         const struct shown_token *t = &q->tokens[q->n_told + i];
+        events[i].id = t->id;
         events[i].logprob = q->p.want_logprobs ? t->logprob : 0;
         events[i].n_top_ids = events[i].n_top_logprobs = t->n_top;
         events[i].top_ids = t->top_ids;
         events[i].top_logprobs = t->top_logprobs;
+        pieces_add(&pieces, q, &t->id, 1);
+        pieces_add(&pieces, q, t->top_ids, t->n_top);
         list[i] = &events[i];
+    }
+    pieces_end(&pieces);
+    for (uint32_t i = 0, at = 0; i < count && pieces.n; i++) {
+        events[i].piece = pieces.list[at];
+        events[i].top_pieces = &pieces.list[at + 1];
+        events[i].n_top_pieces = events[i].n_top_ids;
+        at += 1 + (uint32_t)events[i].n_top_ids;
     }
     if (upto > q->shown) /* q->text.data is NULL while there is no text */
         m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
@@ -90,6 +129,7 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
     }
     free(events);
     free(list);
+    pieces_free(&pieces);
     return s;
 }
 
@@ -110,16 +150,22 @@ static void show(struct request *q, uint64_t upto, bool all_tokens, bool last)
     }
 }
 
+/* Tokens that this router gave to the client. */
+static uint32_t told_here(const struct request *q)
+{
+    return q->n_told - q->p.n_resumed;
+}
+
 static double tpot_ms(const struct request *q)
 {
-    return q->n_told > 1 ? answer_ms(q->last_token_ns - q->first_token_ns) / (q->n_told - 1) : 0;
+    return told_here(q) > 1 ? answer_ms(q->last_token_ns - q->first_token_ns) / (told_here(q) - 1) : 0;
 }
 
 static void fill_timing(const struct request *q, Tandem__V1__Timing *t)
 {
     uint64_t now = clock_now(&q->router->clock);
     t->tokenize = answer_ms(q->tokenized_ns - q->arrived_ns);
-    t->queue = q->times_ms[PART_QUEUE] + answer_ms(q->placed_ns - q->tokenized_ns);
+    t->queue = q->times_ms[PART_QUEUE] + answer_ms((q->placed_ns ? q->placed_ns : now) - q->tokenized_ns);
     t->stalled = q->stalled_ms;
     t->prefix_load = q->times_ms[PART_LOAD];
     t->prefill = q->times_ms[PART_PREFILL];
@@ -139,11 +185,13 @@ static void observe(struct request *q)
     struct router *r = q->router;
     double ttft = answer_ms(q->first_token_ns - q->arrived_ns);
     metrics_inc(r->counters, ROUTER_FINISHED, 1);
-    if (!q->n_told)
+    if (!told_here(q))
         return;
-    metrics_observe_ns(r->counters, ROUTER_TTFT, q->first_token_ns - q->arrived_ns);
-    metrics_observe_ns(r->counters, ROUTER_TTFT_ERROR, (uint64_t)(fabs(ttft - q->predicted_ttft_ms) * 1e6));
-    if (q->n_told > 1)
+    if (!q->p.n_resumed) { /* else its first token came long ago */
+        metrics_observe_ns(r->counters, ROUTER_TTFT, q->first_token_ns - q->arrived_ns);
+        metrics_observe_ns(r->counters, ROUTER_TTFT_ERROR, (uint64_t)(fabs(ttft - q->predicted_ttft_ms) * 1e6));
+    }
+    if (told_here(q) > 1)
         metrics_observe_ns(r->counters, ROUTER_TPOT, (uint64_t)(tpot_ms(q) * 1e6));
 }
 
@@ -169,6 +217,7 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     Tandem__V1__Timing timing = TANDEM__V1__TIMING__INIT;
     Tandem__V1__Placement placement = TANDEM__V1__PLACEMENT__INIT;
     Tandem__V1__Predicted predicted = TANDEM__V1__PREDICTED__INIT;
+    struct pieces pieces = {{0}};
     choices_begin(q);
     show(q, upto, all_tokens, true);
     end_stall(q);
@@ -183,7 +232,7 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     usage.cached_tokens = &cached;
     placement.prefill = rpc_data(q->prefill_name);
     placement.decode = rpc_data(q->decode_name);
-    placement.plan = rpc_data(plan_name(q->plan.kind));
+    placement.plan = rpc_data(q->placed_ns ? plan_name(q->plan.kind) : "");
     predicted.ttft_ms = q->predicted_ttft_ms;
     predicted.tpot_ms = q->predicted_tpot_ms;
     end.finish_reason = rpc_data(reason);
@@ -198,15 +247,25 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     end.prompt_top_ids = q->prompt.top_ids;
     end.prompt_top_logprobs = q->prompt.top_logprobs;
     end.n_prompt_top_ids = end.n_prompt_top_logprobs = q->prompt.n_top;
+    pieces_add(&pieces, q, q->p.ids, q->prompt.n < q->p.n_ids ? q->prompt.n : q->p.n_ids);
+    pieces_add(&pieces, q, q->prompt.top_ids, q->prompt.n_top);
+    pieces_end(&pieces);
+    if (pieces.n == q->prompt.n + q->prompt.n_top) {
+        end.prompt_pieces = pieces.list;
+        end.prompt_top_pieces = pieces.list + q->prompt.n;
+        end.n_prompt_pieces = q->prompt.n;
+        end.n_prompt_top_pieces = q->prompt.n_top;
+    }
     end.replans = q->n_replans;
     if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
         end.kv_codec = rpc_data(q->kv_codec);
     end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     show_part(q, q->shown, 0, &end, true);
+    pieces_free(&pieces);
     char req[LOG_WORD_BYTES];
     log_debug(&q->router->log, "request finished req=%s reason=%s tokens=%u", request_log_id(q, req), reason,
               q->n_told);
-    metrics_inc(q->router->counters, ROUTER_TOKENS, q->n_told);
+    metrics_inc(q->router->counters, ROUTER_TOKENS, told_here(q));
     observe(q);
     if (choices_answered(q))
         rpc_call_finish(q->call, RPC_OK, "", 0);
@@ -267,6 +326,26 @@ static void keep_token(struct request *q, struct shown_token token)
     q->tokens = MEM_ROOM(q->tokens, q->n_tokens, q->cap_tokens, 32);
     token.text_start = q->text.len;
     q->tokens[q->n_tokens++] = token;
+}
+
+enum td_status answer_resume(struct request *q, struct td_error *e)
+{
+    uint64_t before = q->p.resumed_bytes ? q->p.echo.len : 0, shown = q->p.resumed_bytes - before;
+    for (uint32_t i = 0; i < q->p.n_resumed; i++) {
+        keep_token(q, (struct shown_token){.id = q->p.ids[q->p.sampling.n_prompt + i]});
+        token_stream_push(q->detok, q->tokens[i].id, &q->text);
+    }
+    if (q->p.resumed_bytes < before || shown > q->text.len)
+        return td_fail(e, TD_ERR_INVALID, "resume.text_bytes: %llu, but the echo has %zu, and the tokens have %zu",
+                       (unsigned long long)q->p.resumed_bytes, q->p.echo.len, q->text.len);
+    if (shown < q->text.len && ((uint8_t)q->text.data[shown] & 0xc0) == 0x80)
+        return td_fail(e, TD_ERR_INVALID, "resume.text_bytes: %llu is within a character",
+                       (unsigned long long)q->p.resumed_bytes);
+    if (q->p.resumed_bytes)
+        bytes_free(&q->p.echo);
+    q->n_told = q->n_tokens;
+    q->shown = shown;
+    return TD_OK;
 }
 
 bool answer_token(struct request *q, struct shown_token token)

@@ -225,10 +225,17 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     q->p = p;
     q->arrived_ns = at->ns;
     q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
+    s = answer_resume(q, &e);
+    if (s) {
+        log_refused(r, base, rpc_code_of_status(s), e.text);
+        refuse_call(r, call, s, &e);
+        request_free(q);
+        return;
+    }
     q->tokenized_ns = clock_now(&r->clock);
     char req[LOG_WORD_BYTES], tenant[LOG_WORD_BYTES];
-    log_debug(&r->log, "request received req=%s tenant=%s prompt_tokens=%u", request_log_id(q, req),
-              log_word(p.tenant.data, p.tenant.len, tenant), p.n_ids);
+    log_debug(&r->log, "request received req=%s tenant=%s prompt_tokens=%u resumed_tokens=%u", request_log_id(q, req),
+              log_word(p.tenant.data, p.tenant.len, tenant), p.sampling.n_prompt, p.n_resumed);
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
     api_tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);

@@ -11,6 +11,11 @@ void choices_open(struct request *q)
     *q->choices = (struct choices){.n_live = 1, .n_open = q->p.n_choices};
 }
 
+bool choices_is_first(const struct request *q)
+{
+    return !q->choices || !q->p.sampling.choice;
+}
+
 /* Enqueues one more choice: a copy of the first request. Its deadline is what is left of the first one's. */
 static void begin_one(struct request *first, uint32_t choice)
 {

@@ -425,6 +425,7 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     p->workflow_deadline_ms = m->workflow_deadline_ms;
     p->workflow_steps_left = m->workflow_steps_left;
     p->want_ids = m->want_ids;
+    p->want_pieces = m->want_pieces;
     p->want_logprobs = m->want_logprobs;
     p->want_prompt_logprobs = m->want_prompt_logprobs;
     p->bypass_cache = m->bypass_cache;
@@ -433,6 +434,39 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
     if (!s && m->top_logprobs > ASK_MAX_TOP_LOGPROBS)
         s = td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", m->top_logprobs, ASK_MAX_TOP_LOGPROBS);
     return s;
+}
+
+/* The tokens that another router sent follow the prompt. The rest of the request was read before. */
+static enum td_status parse_resume(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
+                                   struct td_error *e)
+{
+    const Tandem__V1__Resume *u = m->resume;
+    if (!u)
+        return TD_OK;
+    if (p->n_choices > 1)
+        return td_fail(e, TD_ERR_INVALID, "sampling.n: %u, but resume is for one choice", p->n_choices);
+    if (p->sampling.temperature > 0 && !(m->sampling && m->sampling->has_seed_case))
+        return td_fail(e, TD_ERR_INVALID, "resume: sampling.seed is missing; another one draws other tokens");
+    if (u->choice >= ASK_MAX_CHOICES)
+        return td_fail(e, TD_ERR_INVALID, "resume.choice: %u, at most %d", u->choice, ASK_MAX_CHOICES - 1);
+    if (u->prompt_tokens && u->prompt_tokens != p->n_ids)
+        return td_fail(e, TD_ERR_INVALID, "resume.prompt_tokens: %u, but the prompt has %u", u->prompt_tokens,
+                       p->n_ids);
+    if (u->n_ids > p->sampling.max_tokens)
+        return td_fail(e, TD_ERR_INVALID, "resume.ids: %zu, more than max_tokens %u", u->n_ids, p->sampling.max_tokens);
+    for (size_t i = 0; i < u->n_ids; i++)
+        if (u->ids[i] >= r->config.vocab_size)
+            return td_fail(e, TD_ERR_INVALID, "resume.ids[%zu]: %u is not in the vocabulary of %u", i, u->ids[i],
+                           r->config.vocab_size);
+    p->ids = mem_resize(p->ids, p->n_ids + u->n_ids, sizeof(*p->ids));
+    if (u->n_ids)
+        memcpy(p->ids + p->n_ids, u->ids, u->n_ids * sizeof(*p->ids));
+    p->n_ids += (uint32_t)u->n_ids;
+    p->n_resumed = (uint32_t)u->n_ids;
+    p->resumed_bytes = u->text_bytes;
+    p->sampling.choice = u->choice;
+    p->ttft_ms = p->tpot_ms = 0; /* they were promised by the router that was lost */
+    return TD_OK;
 }
 
 static enum td_status check_scores(const struct params *p, struct td_error *e)
@@ -459,6 +493,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = parse_stopping(r, m->stopping, &p, error_out);
     if (!s)
         s = check_scores(&p, error_out);
+    if (!s)
+        s = parse_resume(r, m, &p, error_out);
     if (!s && !p.label.len)
         bytes_printf(&p.label, "%016" PRIx64, random_u64());
     p.sampling.logprobs = p.want_logprobs;

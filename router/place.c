@@ -156,6 +156,13 @@ static void tell_refusal(void *user, struct sched_request *s, double retry_after
                  (uint32_t)ceil(retry_after_ms));
 }
 
+/* What is left to do for q. */
+static void size_work(struct request *q)
+{
+    q->sched.n_tokens = q->scores ? q->p.sampling.n_prompt : q->p.n_ids;
+    q->sched.max_tokens = q->scores ? 0 : q->p.sampling.max_tokens - q->n_tokens;
+}
+
 /* Gives q to the scheduler. May free q. */
 static void submit(struct router *r, struct request *q, uint64_t now)
 {
@@ -174,8 +181,6 @@ static void submit(struct router *r, struct request *q, uint64_t now)
                                 .tenant = tenant_of(q),
                                 .identity = identity(r, q),
                                 .priority = q->p.priority,
-                                .n_tokens = q->p.n_ids,
-                                .max_tokens = q->p.sampling.max_tokens,
                                 .block_tokens = r->layout.page_tokens,
                                 .ttft_ms = q->p.ttft_ms,
                                 .tpot_ms = q->p.tpot_ms,
@@ -185,6 +190,7 @@ static void submit(struct router *r, struct request *q, uint64_t now)
                                 .workflow_steps_left = q->p.workflow_steps_left,
                                 .shares = q->choices && q->p.sampling.choice,
                                 .matched_blocks = mem_array(MAX_WORKERS, sizeof(uint32_t))};
+    size_work(q);
     if (q->p.remaining_ms != INT64_MAX)
         s->deadline_ns = q->arrived_ns + (uint64_t)q->p.remaining_ms * NS_PER_MS;
     if (q->p.workflow_deadline_ms)
@@ -201,8 +207,7 @@ void place_again(struct request *q)
 {
     struct sched_request *s = &q->sched;
     s->resumed = true;
-    s->n_tokens = q->scores ? q->p.sampling.n_prompt : q->p.n_ids;
-    s->max_tokens = q->scores ? 0 : q->p.sampling.max_tokens - q->n_tokens;
+    size_work(q);
     scheduler_requeue(q->router->scheduler, s, clock_now(&q->router->clock));
 }
 

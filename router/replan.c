@@ -15,6 +15,9 @@
  * - Text, held-back bytes and stop strings belong to the request, not to a placement (answer.c). First tokens
  *   held for a decode worker that never reserved are dropped: they are generated again.
  *
+ * The same lets another router go on (resume): its request begins with the tokens that the client has got,
+ * and is queued as a new one.
+ *
  * How often: one budget for all requests (sched/retry.h), and MAX_REPLANS for each. For two seconds a request
  * avoids a worker that failed it, if there is another one; the failure also counts for that worker's breaker.
  */
@@ -87,6 +90,22 @@ static void take_tokens(struct request *q)
             block_key_next(q->n_keys ? &q->keys[q->n_keys - 1] : &q->root, q->p.ids + (size_t)q->n_keys * page, page);
 }
 
+/* Whether all tokens of the answer are here. */
+static bool is_complete(const struct request *q)
+{
+    return q->n_tokens >= q->p.sampling.max_tokens || ends_by_stop(q);
+}
+
+void replan_resumed(struct request *q)
+{
+    if (!is_complete(q))
+        return;
+    q->scores = replan_wants_scores(q);
+    q->over_by_length = !ends_by_stop(q);
+    if (!q->scores)
+        answer_finish(q, q->over_by_length);
+}
+
 /*
  * The old placement ends (request_unplace()) before the ids change, since a new placement gets a new counter.
  */
@@ -108,7 +127,7 @@ void replan_request(struct request *q, enum replan_reason reason, const char *te
 {
     struct router *r = q->router;
     char why[400];
-    bool complete = q->n_tokens >= q->p.sampling.max_tokens || ends_by_stop(q), often = q->n_replans == MAX_REPLANS;
+    bool complete = is_complete(q), often = q->n_replans == MAX_REPLANS;
     replan_times(q, true);
     if (complete && !replan_wants_scores(q)) { /* all tokens came; only the leg's end was lost */
         answer_finish(q, !ends_by_stop(q));

@@ -81,7 +81,7 @@ void request_drop(struct request *q)
  * nothing. */
 static void give_back(struct request *q)
 {
-    bool is_first = !q->p.sampling.choice, begun = q->choices && q->choices->begun;
+    bool is_first = choices_is_first(q), begun = q->choices && q->choices->begun;
     if (q->is_counted)
         keys_ended(q->router->keys, q->p.key, is_first && !begun ? q->p.n_choices : 1, !q->placed_ns && is_first,
                    q->p.sampling.n_prompt);

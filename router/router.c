@@ -144,7 +144,7 @@ void router_enqueue(struct router *r, struct request *q)
     TAILQ_INSERT_TAIL(&r->requests, q, in_router);
     LIST_INSERT_HEAD(&r->calls[bucket_of_call(q->call)], q, in_calls);
     q->is_counted = q->p.key != NULL;
-    if (q->is_counted && !q->p.sampling.choice) /* at once for all choices, which begin later */
+    if (q->is_counted && choices_is_first(q)) /* at once for all choices, which begin later */
         keys_opened(r->keys, q->p.key, q->p.n_choices);
     r->n_queued++;
     r->queued_tokens += q->p.n_ids;
@@ -195,6 +195,8 @@ static void on_request(struct router *r, struct request *q)
         return;
     choices_open(q);
     router_enqueue(r, q);
+    if (q->p.n_resumed)
+        replan_resumed(q);
 }
 
 /* ------------------------------------------------------------------- notes */

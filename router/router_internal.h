@@ -118,8 +118,10 @@ enum replan_reason {
  * A client's request after validation. Filled by an rpc or text thread, then handed over to the owner thread.
  */
 struct params {
-    /* The prompt (sampling.n_prompt ids), then the tokens generated before the last re-plan. */
-    uint32_t *ids, n_ids;
+    /* The prompt (sampling.n_prompt ids), then the tokens generated before the last re-plan, or by a router
+     * that was lost (n_resumed). */
+    uint32_t *ids, n_ids, n_resumed;
+    uint64_t resumed_bytes;                      /* of text that the client has got from that router, with the echo */
     Tandem__Worker__V1__SamplingParams sampling; /* points to the arrays below */
     Tandem__Worker__V1__Bias *bias, **bias_list;
     uint32_t *stop_ids, *allowed;
@@ -135,7 +137,7 @@ struct params {
     struct bytes label;  /* the request id; never empty */
     struct bytes lora;   /* an adapter's name, or empty */
     struct api_key *key; /* whose request it is; NULL: no keys are asked for */
-    bool want_ids, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
+    bool want_ids, want_pieces, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
 enum request_state { REQUEST_QUEUED, REQUEST_PLACED, REQUEST_OVER };
@@ -535,14 +537,18 @@ void choices_open(struct request *q);  /* before router_enqueue(), if the call w
 void choices_begin(struct request *q); /* starts the other choices, once: they find the prompt's KV */
 /* Q is answered. True: it was the last one, the caller ends the call. */
 bool choices_answered(struct request *q);
-bool choices_failed(struct request *q); /* q failed. True: it is the first one, the caller ends the call */
-void choices_leave(struct request *q);  /* q is being freed */
+bool choices_is_first(const struct request *q); /* of its call; a choice that is resumed is the only one */
+bool choices_failed(struct request *q);         /* q failed. True: it is the first one, the caller ends the call */
+void choices_leave(struct request *q);          /* q is being freed */
 /* router.c: takes a request that passed validation into router.requests. */
 void router_enqueue(struct router *r, struct request *q);
 /* The client of the call left: all its choices are dropped. */
 void router_call_gone(struct router *r, const struct rpc_call *call);
 
 /* answer.c: what the client gets. */
+/* Takes the tokens that another router sent (p.n_resumed), so that the answer goes on after them. Any thread.
+ * TD_ERR_INVALID: they do not make the text that the client says it has. */
+enum td_status answer_resume(struct request *q, struct td_error *e);
 /* Adds a token, whose arrays it takes. True: the request is over and freed. */
 bool answer_token(struct request *q, struct shown_token token);
 /* Ends the answer, by length or by a stop, and frees q. */
@@ -553,6 +559,8 @@ double answer_ms(uint64_t ns);
 
 /* replan.c: re-plans with the tokens generated so far. */
 void replan_request(struct request *q, enum replan_reason reason, const char *text); /* may free q */
+/* If q, queued with tokens of another router, is complete: it ends, or only scores its prompt. May free q. */
+void replan_resumed(struct request *q);
 bool replan_wants_scores(const struct request *q);    /* the client wants prompt scores and has none yet */
 void replan_blame(struct request *q, struct peer *p); /* p failed q: q avoids it, its breaker counts it */
 /* re-plans legs that are not acknowledged or forgotten. */

@@ -134,6 +134,48 @@ def test_completions_take_texts_ids_and_lists_of_them():
 
 
 @test
+def test_log_probabilities_are_those_of_grpc():
+    near = lambda x, y: (x is None) == (y is None) and (x is None or abs(x - y) < 1e-5)
+    with Cluster(plan="split") as c, Gateway(c) as g:
+        asked = dict(messages=HELLO, max_tokens=7, temperature=0, logprobs=True, top_logprobs=3)
+        whole = g.post("/v1/chat/completions", **asked)["choices"][0]
+        content = whole["logprobs"]["content"]
+        assert len(content) == 7 and bytes(sum((t["bytes"] for t in content), [])).decode() == whole["message"]["content"], whole
+        events = [json.loads(e) for e in g.events("/v1/chat/completions", **asked)[:-1]]
+        streamed = sum((x["choices"][0]["logprobs"]["content"] for x in events if x["choices"][0]["logprobs"]), [])
+        assert streamed == content, (streamed, content)
+        r = request(chat=[(b"user", b"Hello")], max_tokens=7, want_logprobs=True, top_logprobs=3, want_pieces=True)
+        tokens = [t for m in Client(c.router.address).generate(r) for t in m.tokens]
+        for token, t in zip(content, tokens, strict=True):
+            assert near(token["logprob"], t.logprob) and bytes(token["bytes"]) == t.piece, (token, t)
+            assert [bytes(x["bytes"]) for x in token["top_logprobs"]] == list(t.top_pieces), (token, t)
+            assert all(near(x["logprob"], y) for x, y in zip(token["top_logprobs"], t.top_logprobs, strict=True)), (token, t)
+        bare = g.post("/v1/chat/completions", messages=HELLO, max_tokens=2, logprobs=True)["choices"][0]["logprobs"]
+        assert [t["top_logprobs"] for t in bare["content"]] == [[], []], bare
+
+        # A completion with echo scores its prompt, as evaluation harnesses ask; nothing need be generated.
+        prompt = g.post("/tokenize", prompt="Once upon a time there was")["tokens"]
+        for most in (0, 3):
+            scored = g.post("/v1/completions", prompt=[prompt, prompt[:4]], echo=True, max_tokens=most, logprobs=2, temperature=0)
+            r = request(ids=prompt, max_tokens=most, want_prompt_logprobs=True, top_logprobs=2, want_logprobs=True, want_pieces=True)
+            end = Client(c.router.address).all(r)[2]
+            got, text = scored["choices"][0]["logprobs"], scored["choices"][0]["text"]
+            assert {len(v) for v in got.values()} == {len(prompt) + most} and len(scored["choices"][1]["logprobs"]["tokens"]) == 4 + most
+            assert got["token_logprobs"][0] is None and got["top_logprobs"][0] is None, got
+            assert all(near(x, y) for x, y in zip(got["token_logprobs"][1:], list(end.prompt_logprobs)[1:])), (got, end)
+            for tops, token, score in zip(got["top_logprobs"][1:], got["tokens"][1:], got["token_logprobs"][1:]):
+                assert tops[token] == score and len(tops) in (2, 3), (tops, token)
+            assert [t.encode() for t in got["tokens"][:len(prompt)]] == list(end.prompt_pieces), (got, end)
+            assert got["text_offset"] == [len("".join(got["tokens"][:i])) for i in range(len(got["tokens"]))], got
+            assert "".join(got["tokens"]).endswith(text), (got, text)
+        plain = g.post("/v1/completions", prompt=prompt, max_tokens=3, logprobs=0, temperature=0)["choices"][0]["logprobs"]
+        assert plain["top_logprobs"] == [None] * 3 and plain["text_offset"][0] == 0, plain
+        for body, param in ((dict(prompt=prompt, logprobs=21), "logprobs"), (dict(prompt=prompt, logprobs=1, echo=True, stream=True), "logprobs")):
+            assert g.refused("/v1/completions", body, 400)["param"] == param
+        assert g.refused("/v1/chat/completions", dict(messages=HELLO, top_logprobs=1), 400, "logprobs must be true")["param"] == "top_logprobs"
+
+
+@test
 def test_what_is_wrong_is_named():
     with Cluster() as c, Gateway(c, "--max-prompts", "4", "--max-body-bytes", "4K") as g:
         chat, text = "/v1/chat/completions", "/v1/completions"
@@ -289,6 +331,49 @@ def test_a_router_that_is_lost_before_the_first_token_is_replaced():
         status, headers, got = g.ask("POST", "/v1/completions", {"model": MODEL, "prompt": "a"})
         assert status == 503 and got["error"]["type"] == "server_error", (status, got)
         wait_until(lambda: g.ask("GET", "/health")[0] == 503, 30, "it says that no router serves")
+
+
+@test
+def test_streams_whose_router_dies_go_on_at_another():
+    """Chats and completions, drawn and greedy, with stop strings, several choices and prompts, streamed and
+    whole: routers die one after the other, and clients get what they get of an undisturbed cluster."""
+    long = dict(max_tokens=150, ignore_eos=True)
+    kinds = [("/v1/completions", dict(prompt=ids(60, 1), temperature=0, **long)),
+             ("/v1/completions", dict(prompt="Once upon a time", temperature=1, seed=11, echo=True, **long)),
+             ("/v1/completions", dict(prompt=["The cat", ids(40, 3)], n=2, temperature=1, seed=12, stop=["zzz", "e s"], **long)),
+             ("/v1/chat/completions", dict(messages=HELLO, temperature=0.7, seed=13, top_p=0.9, frequency_penalty=0.5, **long))]
+    def text(g, path, asked, stream):
+        if not stream:
+            got = g.post(path, **asked)
+            return ({x["index"]: (x.get("text") or x["message"]["content"], x["finish_reason"]) for x in got["choices"]},
+                    got["usage"]["prompt_tokens"], got["usage"]["completion_tokens"])
+        parts, why, usage = {}, {}, None
+        events = g.events(path, stream_options={"include_usage": True}, **asked)
+        assert events[-1] == "[DONE]", events[-1]
+        for chunk in map(json.loads, events[:-1]):
+            usage = chunk.get("usage")
+            for x in chunk["choices"]:
+                piece = x.get("text", x.get("delta", {}).get("content", ""))
+                parts[x["index"]] = parts.get(x["index"], "") + piece
+                why[x["index"]] = x["finish_reason"] or why.get(x["index"])
+        return {i: (parts[i], why[i]) for i in parts}, usage["prompt_tokens"], usage["completion_tokens"]
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(routers=3, worker_args=["--faults", "step:delay/10ms"]) as c, Gateway(c, "--metrics-listen", metrics) as g:
+        want = [text(g, *kind, stream) for kind in kinds for stream in (False, True)]
+        assert want[::2] == want[1::2], want
+        with concurrent.futures.ThreadPoolExecutor(48) as pool:
+            asked = [pool.submit(text, g, *kind, stream) for _ in range(6) for kind in kinds for stream in (False, True)]
+            for victim in c.routers[:2]:
+                wait_until(lambda: c.status(victim)["running"] > 4, 30, lambda: str(c.status(victim)))
+                time.sleep(0.3)
+                victim.kill()
+            got = [a.result() for a in asked]
+        wrong = [(x, y) for x, y in zip(got, want * 6) if x != y]
+        assert not wrong, wrong[0]
+        resumed = metric(metrics, "tandem_gateway_resumed_total{}")
+        print(f"# {resumed:.0f} choices went on at another router")
+        assert resumed > 10, resumed
+        c.routers[2].kill()
 
 
 @test

@@ -129,6 +129,36 @@ START_TEST(test_tokenizer_streams_runs_of_bytes_as_the_library_does)
 }
 END_TEST
 
+/* The pieces of the ids make the text, but for what decoders strip at its ends. */
+START_TEST(test_tokenizer_pieces_join_to_the_text)
+{
+    struct tokenizer *t;
+    json_t *root = load_kept(KEPT[_i], &t), *list = json_object_get(root, "encode"), *c;
+    size_t i;
+    json_array_foreach(list, i, c)
+    {
+        struct token_ids ids = {0};
+        struct bytes whole = {0}, joined = {0};
+        struct token_stream *s = token_stream_open(t, true);
+        ids_of(json_object_get(c, "ids"), &ids);
+        tokenizer_decode(t, ids.ids, ids.n, false, &whole);
+        for (size_t j = 0; j < ids.n; j++)
+            token_stream_piece(s, ids.ids[j], &joined);
+        token_stream_piece(s, UINT32_MAX, &joined); /* unknown: nothing */
+        token_stream_close(s);
+        bool is_replaced = whole.len && memmem(whole.data, whole.len, "\xef\xbf\xbd", 3);
+        ck_assert_msg(is_replaced || !whole.len || memmem(joined.data, joined.len, whole.data, whole.len),
+                      "%s: encode[%zu]: pieces make '%.*s', the text is '%.*s'", KEPT[_i], i, (int)joined.len,
+                      joined.data ? joined.data : "", (int)whole.len, whole.data ? whole.data : "");
+        token_ids_free(&ids);
+        bytes_free(&whole);
+        bytes_free(&joined);
+    }
+    json_decref(root);
+    tokenizer_close(t);
+}
+END_TEST
+
 START_TEST(test_tokenizer_streams_whole_characters_that_join_to_the_text)
 {
     struct tokenizer *t;
@@ -291,6 +321,7 @@ int main(void)
     tcase_add_loop_test(t, test_tokenizer_decodes_as_the_library_does, 0, N_KEPT);
     tcase_add_loop_test(t, test_tokenizer_streams_runs_of_bytes_as_the_library_does, 0, 2);
     tcase_add_loop_test(t, test_tokenizer_streams_whole_characters_that_join_to_the_text, 0, N_KEPT);
+    tcase_add_loop_test(t, test_tokenizer_pieces_join_to_the_text, 0, N_KEPT);
     tcase_add_loop_test(t, test_tokenizer_time_grows_with_the_text_and_no_faster, 0, N_KEPT);
     tcase_add_test(t, test_tokenizer_refusals_name_the_component);
     tcase_add_test(t, test_tokenizer_steps_that_multiply_a_text_end_with_an_error);

@@ -81,6 +81,163 @@ START_TEST(test_api_generate_names_the_field_that_is_wrong)
 }
 END_TEST
 
+/* A request whose first tokens another router gave to the client. */
+struct resumed {
+    Tandem__V1__GenerateRequest m; /* points to the rest */
+    Tandem__V1__Resume resume;
+    Tandem__V1__Stopping stopping;
+    Tandem__V1__Sampling sampling;
+    uint32_t ids[8];
+    ProtobufCBinaryData stop[1];
+};
+
+static struct resumed *resumed_request(const char *came)
+{
+    static struct resumed r;
+    r = (struct resumed){.m = text_request("Tell me a story"),
+                         .resume = TANDEM__V1__RESUME__INIT,
+                         .stopping = TANDEM__V1__STOPPING__INIT,
+                         .sampling = TANDEM__V1__SAMPLING__INIT};
+    for (; *came; came++)
+        r.ids[r.resume.n_ids++] = id_of_byte((uint8_t)*came);
+    r.m.resume = &r.resume;
+    r.m.stopping = &r.stopping;
+    r.m.sampling = &r.sampling;
+    r.resume.ids = r.ids;
+    r.resume.text_bytes = r.resume.n_ids;
+    r.stopping.has_max_tokens_case = TANDEM__V1__STOPPING__HAS_MAX_TOKENS_MAX_TOKENS;
+    r.stopping.max_tokens = 5;
+    r.sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED_SEED;
+    r.sampling.seed = 7;
+    return &r;
+}
+
+/* Workers go on with these tokens from this position on, and end for the reason. */
+static struct answer workers_go_on(struct rpc_call *call, const char *text, uint32_t at, const char *reason)
+{
+    router_turns_until(call->finished || (request_of(call) && request_of(call)->state == REQUEST_PLACED));
+    struct request *q = request_of(call);
+    ck_assert_msg(q != NULL, "%s", call->text);
+    struct client c = {.call = call, .q = q, .counter = q->counter};
+    struct peer *prefill = q->prefill, *decode = q->decode;
+    ck_assert_uint_eq(last_leg(decode)->n_ids, q->p.sampling.n_prompt + at);
+    worker_accepts(&c, decode);
+    for (uint32_t i = 0; text[i]; i++) {
+        worker_token(&c, i ? decode : prefill, id_of_byte((uint8_t)text[i]), at + i, 0);
+        if (!i && prefill != decode)
+            worker_ends(&c, prefill, "");
+    }
+    worker_ends(&c, decode, reason);
+    router_turns_until(call->finished);
+    ck_assert_msg(call->code == RPC_OK, "%s", call->text);
+    return answer_of(&c);
+}
+
+START_TEST(test_api_resume_goes_on_after_the_tokens_that_came)
+{
+    struct resumed *r = resumed_request("Hi");
+    r->resume.choice = 3;
+    r->resume.prompt_tokens = 4; /* of "Tell me a story" */
+    struct rpc_call *call = door_open(GENERATE, &r->m.base);
+    struct answer a = workers_go_on(call, ", y", 2, "length");
+    ck_assert_str_eq(a.text, ", y");
+    ck_assert_uint_eq(a.n_ids, 3);
+    ck_assert_uint_eq(a.n_ends, 1);
+    const Tandem__V1__GenerateResponse *last = (Tandem__V1__GenerateResponse *)call->sent[call->n_sent - 1];
+    ck_assert_uint_eq(last->end->usage->completion_tokens, 5);
+    ck_assert_uint_eq(last->end->usage->prompt_tokens, r->resume.prompt_tokens);
+    ck_assert_uint_eq(last->choice, 3);
+    ck_assert_double_eq(metrics_get(router->counters, ROUTER_TOKENS), 3);
+    door_close(call);
+    world_close();
+}
+END_TEST
+
+/* Where the client's text ends need not be where its tokens end: a stop string may have begun. */
+START_TEST(test_api_resume_goes_on_within_a_token_and_a_stop_string)
+{
+    struct resumed *r = resumed_request("Hi");
+    r->resume.text_bytes = 1; /* "i" may begin the stop string */
+    r->stop[0] = rpc_data("i!");
+    r->stopping.stop = r->stop;
+    r->stopping.n_stop = 1;
+    struct rpc_call *call = door_open(GENERATE, &r->m.base);
+    struct answer a = workers_go_on(call, "t.", 2, "length");
+    ck_assert_str_eq(a.text, "it.");
+    door_close(call);
+
+    r = resumed_request("Hi");
+    r->resume.text_bytes = 1;
+    r->stop[0] = rpc_data("i!");
+    r->stopping.stop = r->stop;
+    r->stopping.n_stop = 1;
+    call = door_open(GENERATE, &r->m.base);
+    router_turns_until(request_of(call) && request_of(call)->state == REQUEST_PLACED);
+    struct request *q = request_of(call);
+    struct client c = {.call = call, .q = q, .counter = q->counter};
+    worker_accepts(&c, q->decode);
+    worker_token(&c, q->prefill, id_of_byte('!'), 2, 0);
+    router_turns_until(call->finished);
+    a = answer_of(&c);
+    ck_assert_str_eq(a.text, "");
+    ck_assert_uint_eq(a.n_ends, 1);
+    door_close(call);
+    world_close();
+}
+END_TEST
+
+START_TEST(test_api_resume_of_a_complete_answer_ends_at_once)
+{
+    struct resumed *r = resumed_request("Hello");
+    struct rpc_call *call = door_ask(GENERATE, &r->m.base);
+    const Tandem__V1__GenerateResponse *only = door_answer(call);
+    ck_assert_uint_eq(only->text.len, 0);
+    ck_assert(!memcmp(only->end->finish_reason.data, "length", 6));
+    ck_assert_uint_eq(only->end->usage->completion_tokens, 5);
+    ck_assert_double_lt(only->end->timing->queue, 60000);
+    ck_assert_uint_eq(only->end->placement->plan.len, 0);
+    door_close(call);
+    ck_assert_uint_eq(router->n_queued + router->n_running + router->n_unsubmitted, 0);
+    world_close();
+}
+END_TEST
+
+START_TEST(test_api_resume_is_refused_by_field)
+{
+    struct resumed *r = resumed_request("Hi");
+    r->resume.text_bytes = 3;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.text_bytes");
+    r = resumed_request("\xc3\xa4"); /* two tokens, one character */
+    r->resume.text_bytes = 1;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.text_bytes");
+    r = resumed_request("Hello!");
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.ids: 6");
+    r = resumed_request("Hi");
+    r->ids[1] = UINT32_MAX;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.ids[1]");
+    r = resumed_request("Hi");
+    r->resume.choice = ASK_MAX_CHOICES;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.choice");
+    r = resumed_request("Hi");
+    r->resume.prompt_tokens = 1;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.prompt_tokens");
+    r = resumed_request("Hi");
+    r->sampling.n = 2;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "sampling.n");
+    r = resumed_request("Hi");
+    r->sampling.has_seed_case = TANDEM__V1__SAMPLING__HAS_SEED__NOT_SET;
+    r->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
+    r->sampling.temperature = 1;
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume: sampling.seed");
+    r = resumed_request("Hi");
+    r->m.echo = true;
+    r->resume.text_bytes = 3; /* less than the echo */
+    door_refuses(GENERATE, &r->m.base, RPC_INVALID_ARGUMENT, "resume.text_bytes");
+    ck_assert(TAILQ_EMPTY(&router->requests));
+    world_close();
+}
+END_TEST
+
 START_TEST(test_api_generate_is_refused_while_the_router_drains)
 {
     Tandem__V1__GenerateRequest m = text_request("Tell me a story");
@@ -582,6 +739,10 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_api_generate_streams_what_workers_send);
     tcase_add_test(t, test_api_generate_names_the_field_that_is_wrong);
+    tcase_add_test(t, test_api_resume_goes_on_after_the_tokens_that_came);
+    tcase_add_test(t, test_api_resume_goes_on_within_a_token_and_a_stop_string);
+    tcase_add_test(t, test_api_resume_of_a_complete_answer_ends_at_once);
+    tcase_add_test(t, test_api_resume_is_refused_by_field);
     tcase_add_test(t, test_api_generate_is_refused_while_the_router_drains);
     tcase_add_test(t, test_api_generate_of_a_client_that_leaves_ends_everywhere);
     tcase_add_test(t, test_api_generate_is_failed_when_the_router_is_stopped_twice);

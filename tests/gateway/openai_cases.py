@@ -1,0 +1,77 @@
+"""What people do with the openai package: openai_cases.py BASE_URL MODEL. Each function is a case."""
+import asyncio, sys
+
+import openai
+from openai import AsyncOpenAI, OpenAI
+
+URL, MODEL = sys.argv[1:3]
+HELLO = [{"role": "user", "content": "Hello"}]
+client = OpenAI(base_url=URL, api_key="any", max_retries=0)
+
+
+def models():
+    assert [m.id for m in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
+
+
+def chat():
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=6, temperature=0)
+    assert whole.choices[0].message.role == "assistant" and whole.usage.completion_tokens == 6, whole
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + 6 and whole.object == "chat.completion", whole
+    chunks = list(client.chat.completions.create(model=MODEL, messages=HELLO, max_completion_tokens=6, temperature=0, stream=True,
+                                                 stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content, chunks
+    assert chunks[-1].usage.completion_tokens == 6 and not chunks[-1].choices, chunks[-1]
+
+
+def chat_stream_helper():
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=40, temperature=0)
+    with client.chat.completions.stream(model=MODEL, messages=HELLO, max_tokens=40, temperature=0, logprobs=True) as stream:
+        deltas = [e.delta for e in stream if e.type == "content.delta"]
+        final = stream.get_final_completion()
+    assert "".join(deltas) == final.choices[0].message.content == whole.choices[0].message.content, (deltas, final)
+    assert len(final.choices[0].logprobs.content) == whole.usage.completion_tokens and final.choices[0].finish_reason == "stop", final
+
+
+def chat_with_system_parts_and_choices():
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    got = client.chat.completions.create(model=MODEL, messages=messages, n=3, temperature=1, seed=4, max_tokens=8, user="me",
+                                         metadata={"a": "b"}, logit_bias={"5": -100}, top_p=0.9, stop=["zz"], store=False)
+    assert [c.index for c in got.choices] == [0, 1, 2] and len({c.message.content for c in got.choices}) > 1, got
+
+
+def log_probabilities():
+    got = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, logprobs=True, top_logprobs=2, temperature=0)
+    assert all(t.top_logprobs[0].logprob >= t.logprob and len(t.top_logprobs) == 2 for t in got.choices[0].logprobs.content), got
+    old = client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=5, logprobs=2, echo=True, temperature=0)
+    assert old.choices[0].logprobs.token_logprobs[0] is None and len(old.choices[0].logprobs.tokens) == old.usage.total_tokens, old
+
+
+def completions():
+    got = client.completions.create(model=MODEL, prompt=["Once upon a time", "The"], max_tokens=5, temperature=0)
+    text = "".join(c.choices[0].text for c in client.completions.create(model=MODEL, prompt="The", max_tokens=5, temperature=0, stream=True))
+    assert [c.index for c in got.choices] == [0, 1] and got.choices[1].text == text, (got, text)
+
+
+def errors():
+    for kind, status, param, bad in ((openai.NotFoundError, 404, "model", dict(model="x")),
+                                     (openai.BadRequestError, 400, "temperature", dict(model=MODEL, temperature=500)),
+                                     (openai.BadRequestError, 400, "no_such", dict(model=MODEL, extra_body={"no_such": 1})),
+                                     (openai.RateLimitError, 429, None, dict(model=MODEL, extra_body={"tandem": {"ttft_ms": 0.001}}))):
+        try:
+            client.chat.completions.create(messages=HELLO, **bad)
+        except kind as e:
+            assert e.status_code == status and e.param == param and e.request_id, (e, e.param)
+        else:
+            raise AssertionError(bad)
+
+
+def many_at_once():
+    async def ask():
+        many = AsyncOpenAI(base_url=URL, api_key="any")
+        return await asyncio.gather(*(many.completions.create(model=MODEL, prompt="Once upon", max_tokens=20, temperature=0) for _ in range(50)))
+    assert len({g.choices[0].text for g in asyncio.run(ask())}) == 1
+
+
+for case in (models, chat, chat_stream_helper, chat_with_system_parts_and_choices, log_probabilities, completions, errors, many_at_once):
+    case()
+    print("# openai", openai.__version__, case.__name__, "OK", flush=True)
