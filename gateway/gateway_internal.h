@@ -147,6 +147,7 @@ struct gw_api {
     void (*delta)(struct gw_task *t, struct gw_call *call, const Tandem__V1__GenerateResponse *m, struct bytes *out);
     void (*end)(struct gw_task *t, struct bytes *out);   /* the last events of a stream */
     void (*whole)(struct gw_task *t, struct bytes *out); /* the body of an answer that is not streamed */
+    const char *error_event;                             /* what the event of an error begins with; NULL: nothing */
 };
 
 struct gw_task {
@@ -169,6 +170,7 @@ struct gw_task {
     uint32_t n_left;      /* calls that are not over */
     bool has_begun;       /* the stream */
     uint64_t started;     /* bits: choices whose first event was sent */
+    uint64_t n_events;    /* of a stream whose events have numbers */
     uint64_t prompt_tokens, completion_tokens, cached_tokens;
     enum rpc_code code; /* RPC_OK: nothing has failed */
     int status;         /* of gw_task_fail(); 0: none */
@@ -181,6 +183,8 @@ struct gw_task {
 void gw_task_calls(struct gw_task *t, uint32_t n);
 /* ask: a request in the names of proto/ask/ask_params.h, for call i. */
 enum td_status gw_task_ask(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *error_out);
+/* The call is Tokenize, of the prompt of m. */
+void gw_task_tokenize(struct gw_task *t, const Tandem__V1__GenerateRequest *m);
 void gw_task_request(struct gw_task *t, uint32_t i, const ProtobufCMessage *request); /* copied */
 /* Reads the request and starts the calls, or answers with an error. Takes over conn. */
 void gw_task_run(struct gateway *g, struct http_conn *conn, const struct gw_api *api, const char *id,
@@ -194,4 +198,5 @@ void gw_task_on_drained(struct http_conn *conn);
 
 void gw_on_request(struct http_conn *conn, void *gateway);
 
-extern const struct gw_api GW_CHAT, GW_COMPLETIONS, GW_MODELS, GW_TOKENIZE, GW_DETOKENIZE;
+extern const struct gw_api GW_CHAT, GW_COMPLETIONS, GW_RESPONSES, GW_MESSAGES, GW_COUNT_TOKENS, GW_MODELS, GW_TOKENIZE,
+    GW_DETOKENIZE;

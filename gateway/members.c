@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "proto/ask/ask_params.h"
 
 enum { NAME_BYTES = 96 };
@@ -53,6 +54,29 @@ enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, 
     bool is_nothing = json_is_false(v) || (json_is_array(v) && !json_array_size(v)) ||
                       (json_is_object(v) && !json_object_size(v)) || (json_is_string(v) && !json_string_length(v));
     return is_nothing ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: is not supported", m->name);
+}
+
+enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    const char *word = json_string_value(v);
+    (void)r;
+    if (word && (!strcmp(word, "none") || !strcmp(word, "auto")))
+        return TD_OK;
+    return td_fail(e, TD_ERR_INVALID, "%s: only 'none' and 'auto' are supported", m->name);
+}
+
+enum td_status gw_member_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    r->task->is_stream = json_is_true(v);
+    return json_is_boolean(v) ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: must be true or false", m->name);
+}
+
+enum td_status gw_member_model(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    enum td_status s = gw_member_put(r, m, v, e);
+    if (!s)
+        r->task->model = mem_strdup(json_string_value(v));
+    return s;
 }
 
 /* ---------------------------------------------------------------- messages */
@@ -138,6 +162,41 @@ enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *
             return s;
     }
     return gw_member_put(r, m, list, e);
+}
+
+enum td_status gw_member_system(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (!json_is_string(v) && !json_is_array(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a text, or a list of parts", m->name);
+    json_decref(r->system);
+    r->system = json_is_string(v) ? json_incref(v) : join_parts(m->name, v, e);
+    return r->system ? TD_OK : TD_ERR_INVALID;
+}
+
+enum td_status gw_system_first(struct gw_reading *r, const char *messages, struct td_error *e)
+{
+    json_t *list = json_object_get(r->ask, "messages"), *system = r->system;
+    r->system = NULL;
+    if (list && system)
+        json_array_insert_new(list, 0, json_pack("{s:s, s:O}", "role", "system", "content", system));
+    json_decref(system);
+    return list ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: is missing", messages);
+}
+
+/* -------------------------------------------------------------------- calls */
+
+enum td_status gw_ask_generate(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e)
+{
+    bool has_seed = json_object_get(ask, "seed") != NULL;
+    json_object_set_new(ask, "id", json_string(t->id));
+    if (!has_seed)
+        json_object_set_new(ask, "seed", ask_seed_json(random_u64() >> 11)); /* 53 bits, as the router's */
+    enum td_status s = gw_task_ask(t, i, ask, e);
+    if (!s)
+        ((Tandem__V1__GenerateRequest *)t->calls[i].request)->want_pieces = t->wants_scores;
+    if (!has_seed)
+        json_object_del(ask, "seed");
+    return s;
 }
 
 /* ------------------------------------------------------------------ tandem */

@@ -15,6 +15,7 @@ struct gw_reading {
     const struct gw_member *table;
     json_t *prompts;    /* completions: the list of prompts; borrowed */
     json_int_t best_of; /* completions: 0: not given */
+    json_t *system;     /* a system message outside of the list of messages; owned, or NULL */
 };
 
 struct gw_member {
@@ -33,6 +34,15 @@ enum td_status gw_member_put(struct gw_reading *r, const struct gw_member *m, js
 enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_ignored(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_model(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_system(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+/* Puts r->system before the other messages, and frees it. TD_ERR_INVALID: there are none. */
+enum td_status gw_system_first(struct gw_reading *r, const char *messages, struct td_error *e);
+/* Makes call i, of Generate. The seed is drawn here if the client gives none, so that another router can go
+ * on with the same tokens. */
+enum td_status gw_ask_generate(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e);
 /* The same from headers "x-tandem-ttft-ms" and so on, and those of llm-d; what the body says counts more. */
 enum td_status gw_headers_read(struct gw_reading *r, struct td_error *error_out);

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/random.h"
 #include "gateway/members.h"
 #include "gateway/scores.h"
 #include "proto/ask/ask_params.h"
@@ -17,12 +16,6 @@
 enum { DEFAULT_MAX_TOKENS = 16 /* of a completion, as OpenAI and vLLM have it */ };
 
 /* ------------------------------------------------------------------ members */
-
-static enum td_status read_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
-{
-    r->task->is_stream = json_is_true(v);
-    return json_is_boolean(v) ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: must be true or false", m->name);
-}
 
 static enum td_status read_stream_options(struct gw_reading *r, const struct gw_member *m, json_t *v,
                                           struct td_error *e)
@@ -39,14 +32,6 @@ static enum td_status read_stream_options(struct gw_reading *r, const struct gw_
             return td_fail(e, TD_ERR_INVALID, "%s.%.32s: no such member, or not true or false", m->name, name);
     }
     return TD_OK;
-}
-
-static enum td_status read_model(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
-{
-    enum td_status s = gw_member_put(r, m, v, e);
-    if (!s)
-        r->task->model = mem_strdup(json_string_value(v));
-    return s;
 }
 
 static enum td_status read_n(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
@@ -121,15 +106,6 @@ static enum td_status read_format(struct gw_reading *r, const struct gw_member *
     return td_fail(e, TD_ERR_INVALID, "%s.type: only 'text' is supported", m->name);
 }
 
-static enum td_status read_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
-{
-    const char *word = json_string_value(v);
-    (void)r;
-    if (word && (!strcmp(word, "none") || !strcmp(word, "auto")))
-        return TD_OK;
-    return td_fail(e, TD_ERR_INVALID, "%s: only 'none' and 'auto' are supported", m->name);
-}
-
 static enum td_status read_best_of(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     r->best_of = json_integer_value(v);
@@ -150,18 +126,19 @@ static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *
         name, NULL, gw_member_ignored                                                                                  \
     }
 #define SHARED                                                                                                         \
-    {"model", "model", read_model}, {"stream", NULL, read_stream}, {"stream_options", NULL, read_stream_options},      \
-        {"n", "n", read_n}, {"temperature", "temperature", NULL}, {"top_p", "top_p", NULL},                            \
-        {"presence_penalty", "presence_penalty", NULL}, {"frequency_penalty", "frequency_penalty", NULL},              \
-        {"seed", "seed", read_seed}, {"stop", "stop", NULL}, {"logit_bias", "logit_bias", NULL},                       \
-        {"max_tokens", "max_tokens", read_max_tokens}, {"min_tokens", "min_tokens", NULL},                             \
-        {"top_k", "top_k", read_top_k}, {"min_p", "min_p", NULL}, {"repetition_penalty", "repetition_penalty", NULL},  \
-        {"ignore_eos", "ignore_eos", NULL}, {"stop_token_ids", "stop_ids", NULL},                                      \
-        {"skip_special_tokens", "skip_special_tokens", NULL}, {"allowed_token_ids", "allowed_ids", NULL},              \
-        {"cache_salt", "cache_salt", NULL}, {"priority", "priority", read_priority},                                   \
-        {"tandem", NULL, gw_member_tandem}, IGNORED("user"), IGNORED("metadata"), IGNORED("store"),                    \
-        IGNORED("service_tier"), IGNORED("safety_identifier"), IGNORED("prompt_cache_key"),                            \
-        IGNORED("prompt_cache_retention"), IGNORED("spaces_between_special_tokens"), IGNORED("request_id")
+    {"model", "model", gw_member_model}, {"stream", NULL, gw_member_stream},                                           \
+        {"stream_options", NULL, read_stream_options}, {"n", "n", read_n}, {"temperature", "temperature", NULL},       \
+        {"top_p", "top_p", NULL}, {"presence_penalty", "presence_penalty", NULL},                                      \
+        {"frequency_penalty", "frequency_penalty", NULL}, {"seed", "seed", read_seed}, {"stop", "stop", NULL},         \
+        {"logit_bias", "logit_bias", NULL}, {"max_tokens", "max_tokens", read_max_tokens},                             \
+        {"min_tokens", "min_tokens", NULL}, {"top_k", "top_k", read_top_k}, {"min_p", "min_p", NULL},                  \
+        {"repetition_penalty", "repetition_penalty", NULL}, {"ignore_eos", "ignore_eos", NULL},                        \
+        {"stop_token_ids", "stop_ids", NULL}, {"skip_special_tokens", "skip_special_tokens", NULL},                    \
+        {"allowed_token_ids", "allowed_ids", NULL}, {"cache_salt", "cache_salt", NULL},                                \
+        {"priority", "priority", read_priority}, {"tandem", NULL, gw_member_tandem}, IGNORED("user"),                  \
+        IGNORED("metadata"), IGNORED("store"), IGNORED("service_tier"), IGNORED("safety_identifier"),                  \
+        IGNORED("prompt_cache_key"), IGNORED("prompt_cache_retention"), IGNORED("spaces_between_special_tokens"),      \
+        IGNORED("request_id")
 
 static const struct gw_member CHAT[] = {
     SHARED,
@@ -173,7 +150,7 @@ static const struct gw_member CHAT[] = {
     {"top_logprobs", "top_logprobs", NULL},
     {"response_format", NULL, read_format},
     {"tools", NULL, gw_member_false},
-    {"tool_choice", NULL, read_tool_choice},
+    {"tool_choice", NULL, gw_member_tool_choice},
     IGNORED("parallel_tool_calls"),
     IGNORED("verbosity"),
     IGNORED("prediction"),
@@ -203,21 +180,6 @@ static void make_prefix(struct gw_task *t)
     bytes_printf(&t->prefix, "\",\"choices\":[");
 }
 
-/* The seed is drawn here if the client gives none, so that another router can go on with the same tokens. */
-static enum td_status make_call(struct gw_task *t, uint32_t i, json_t *ask, struct td_error *e)
-{
-    bool has_seed = json_object_get(ask, "seed") != NULL;
-    json_object_set_new(ask, "id", json_string(t->id));
-    if (!has_seed)
-        json_object_set_new(ask, "seed", ask_seed_json(random_u64() >> 11)); /* 53 bits, as the router's */
-    enum td_status s = gw_task_ask(t, i, ask, e);
-    if (!s)
-        ((Tandem__V1__GenerateRequest *)t->calls[i].request)->want_pieces = t->wants_scores;
-    if (!has_seed)
-        json_object_del(ask, "seed");
-    return s;
-}
-
 static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error *e)
 {
     struct gw_reading r = {.task = t, .ask = json_object(), .table = CHAT};
@@ -232,7 +194,7 @@ static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error
     if (!s && t->n_top && !t->wants_scores)
         s = td_fail(e, TD_ERR_INVALID, "top_logprobs: logprobs must be true");
     if (!s)
-        s = make_call(t, 0, r.ask, e);
+        s = gw_ask_generate(t, 0, r.ask, e);
     if (!s)
         make_prefix(t);
     json_decref(r.ask);
@@ -261,7 +223,7 @@ static enum td_status make_prompt(struct gw_reading *r, uint32_t i, struct td_er
     json_object_set(r->ask, name, prompt);
     if (json_is_array(prompt))
         json_object_del(r->ask, "add_special_tokens"); /* ids are what they are */
-    enum td_status s = make_call(r->task, i, r->ask, e);
+    enum td_status s = gw_ask_generate(r->task, i, r->ask, e);
     if (add_special)
         json_object_set_new(r->ask, "add_special_tokens", add_special);
     return s;

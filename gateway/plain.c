@@ -100,7 +100,7 @@ static enum td_status read_by(struct gw_task *t, const struct gw_member *table, 
     return s ? s : ask_message_make(r.ask, out, e);
 }
 
-static void send_tokenize(struct gw_task *t, const Tandem__V1__GenerateRequest *m)
+void gw_task_tokenize(struct gw_task *t, const Tandem__V1__GenerateRequest *m)
 {
     Tandem__V1__TokenizeRequest q;
     tandem__v1__tokenize_request__init(&q);
@@ -126,7 +126,7 @@ static enum td_status read_tokenize(struct gw_task *t, json_t *body, struct td_e
     json_t *ask;
     enum td_status s = read_by(t, TOKENIZE, body, &ask, &m, e);
     if (!s)
-        send_tokenize(t, ask_message_get(m));
+        gw_task_tokenize(t, ask_message_get(m));
     ask_message_free(m);
     json_decref(ask);
     return s;

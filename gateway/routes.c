@@ -14,6 +14,9 @@ struct gw_route {
 static const struct gw_route ROUTES[] = {
     {"POST", "/v1/chat/completions", &GW_CHAT},
     {"POST", "/v1/completions", &GW_COMPLETIONS},
+    {"POST", "/v1/responses", &GW_RESPONSES},
+    {"POST", "/v1/messages", &GW_MESSAGES},
+    {"POST", "/v1/messages/count_tokens", &GW_COUNT_TOKENS},
     {"GET", "/v1/models", &GW_MODELS},
     {"GET", "/v1/models/*", &GW_MODELS},
     {"POST", "/tokenize", &GW_TOKENIZE},

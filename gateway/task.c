@@ -107,7 +107,7 @@ static void end_stream(struct gw_task *t)
 {
     bytes_clear(&t->events);
     if (t->code) {
-        bytes_printf(&t->events, "data: ");
+        bytes_printf(&t->events, "%sdata: ", t->api->error_event ? t->api->error_event : "");
         gw_error_body(http_target(t->conn), gw_error_status(t->code), t->why, &t->events);
         bytes_printf(&t->events, "\n\n");
     } else {

@@ -259,6 +259,9 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     end.replans = q->n_replans;
     if (q->cached_worker + q->cached_peer + q->cached_dram + q->cached_ssd)
         end.kv_codec = rpc_data(q->kv_codec);
+    if (q->stopped_by)
+        end.stop_string =
+            (ProtobufCBinaryData){q->p.stop[q->stopped_by - 1].len, (uint8_t *)q->p.stop[q->stopped_by - 1].data};
     end.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     show_part(q, q->shown, 0, &end, true);
     pieces_free(&pieces);
@@ -275,16 +278,19 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
 
 /* ----------------------------------------------------------------- tokens */
 
-/* Offset of the first stop string that ends after `from`; UINT64_MAX: there is none. */
-static uint64_t find_stop(const struct request *q, uint64_t from)
+/* Offset of the first stop string that ends after `from`, which becomes q->stopped_by; UINT64_MAX: there is
+ * none. */
+static uint64_t find_stop(struct request *q, uint64_t from)
 {
     uint64_t best = UINT64_MAX;
     for (uint32_t i = 0; i < q->p.n_stop; i++) {
         const struct bytes *stop = &q->p.stop[i];
         uint64_t start = from >= stop->len ? from - stop->len + 1 : 0;
         const char *at = memmem(q->text.data + start, q->text.len - start, stop->data, stop->len);
-        if (at && (uint64_t)(at - q->text.data) < best)
+        if (at && (uint64_t)(at - q->text.data) < best) {
             best = (uint64_t)(at - q->text.data);
+            q->stopped_by = i + 1;
+        }
     }
     return best;
 }
@@ -293,7 +299,7 @@ static uint64_t find_stop(const struct request *q, uint64_t from)
  * The first stop string in text that is new from `before` on. Up to min_tokens a stop string is ordinary
  * text. Older text is not looked at again, whether the client has read it or not.
  */
-static uint64_t find_new_stop(const struct request *q, uint64_t before)
+static uint64_t find_new_stop(struct request *q, uint64_t before)
 {
     return q->n_tokens > q->p.sampling.min_tokens ? find_stop(q, before) : UINT64_MAX;
 }

@@ -213,8 +213,9 @@ struct request {
 
     /* The answer, over all placements. */
     struct token_stream *detok;
-    struct bytes text; /* the whole answer so far */
-    uint64_t shown;    /* bytes of text that were given to the client */
+    struct bytes text;   /* the whole answer so far */
+    uint64_t shown;      /* bytes of text that were given to the client */
+    uint32_t stopped_by; /* 1 + index of the stop string that ended the answer; 0: none */
     struct shown_token *tokens;
     uint32_t n_tokens, cap_tokens, n_told; /* n_told: tokens given to the client */
     /* placed_ns: first placement. */

@@ -52,6 +52,27 @@ def completions():
     assert [c.index for c in got.choices] == [0, 1] and got.choices[1].text == text, (got, text)
 
 
+def responses():
+    whole = client.responses.create(model=MODEL, input="Hello", instructions="Be brief.", temperature=0, max_output_tokens=40)
+    assert whole.status == "completed" and whole.output_text and whole.usage.output_tokens < 40, whole
+    events = list(client.responses.create(model=MODEL, input=[{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+                                          instructions="Be brief.", temperature=0, max_output_tokens=40, stream=True))
+    assert [e.sequence_number for e in events] == list(range(len(events))), events
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text == events[-1].response.output_text
+    assert events[0].type == "response.created" and events[-1].type == "response.completed" and events[-1].response.usage == whole.usage, events[-1]
+    with client.responses.stream(model=MODEL, input="Hello", temperature=0, max_output_tokens=2) as stream:
+        assert [e for e in stream][-1].response.status == "incomplete"
+    cut = client.responses.create(model=MODEL, input="Hello", max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens", cut
+    for bad in (dict(previous_response_id="resp_1"), dict(text={"format": {"type": "json_object"}}), dict(background=True)):
+        try:
+            client.responses.create(model=MODEL, input="Hello", **bad)
+        except openai.BadRequestError as e:
+            assert e.param.startswith(next(iter(bad))), (bad, e)
+        else:
+            raise AssertionError(bad)
+
+
 def errors():
     for kind, status, param, bad in ((openai.NotFoundError, 404, "model", dict(model="x")),
                                      (openai.BadRequestError, 400, "temperature", dict(model=MODEL, temperature=500)),
@@ -72,6 +93,6 @@ def many_at_once():
     assert len({g.choices[0].text for g in asyncio.run(ask())}) == 1
 
 
-for case in (models, chat, chat_stream_helper, chat_with_system_parts_and_choices, log_probabilities, completions, errors, many_at_once):
+for case in (models, chat, chat_stream_helper, chat_with_system_parts_and_choices, log_probabilities, completions, responses, errors, many_at_once):
     case()
     print("# openai", openai.__version__, case.__name__, "OK", flush=True)

@@ -5,28 +5,38 @@ from harness import *
 from pypi import python_with
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OPENAI = python_with("openai")
-if not OPENAI:
-    print("1..0 # SKIP openai can't be had from PyPI")
+PYTHON = python_with("openai", "anthropic")
+if not PYTHON:
+    print("1..0 # SKIP openai and anthropic can't be had from PyPI")
     sys.exit(0)
+run = tempfile.mkdtemp(prefix="tandem-test-")
+url = None
+
+
+def cases(script, base):
+    done = subprocess.run([PYTHON, os.path.join(HERE, script), base, "tandem-demo"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=120 * SLOW)
+    assert done.returncode == 0, done.stdout
+    print(done.stdout, end="")
 
 
 @test
 def test_openai_package():
-    with tempfile.TemporaryDirectory() as d:
-        run = os.path.join(d, "run")
-        up = subprocess.run([TANDEM, "up", "--model", DEMO, "--run-dir", run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach",
-                             "--no-store", "--pool-bytes", "32M"], capture_output=True, text=True, timeout=120 * SLOW)
-        assert up.returncode == 0, up
-        try:
-            url = re.search(r"http://\S+?/v1", up.stdout).group()
-            done = subprocess.run([OPENAI, os.path.join(HERE, "openai_cases.py"), url, "tandem-demo"], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, timeout=120 * SLOW)
-            assert done.returncode == 0, done.stdout
-            print(done.stdout, end="")
-        finally:
-            subprocess.run([TANDEM, "down", "--run-dir", run], capture_output=True, timeout=60 * SLOW)
+    cases("openai_cases.py", url + "/v1")
+
+
+@test
+def test_anthropic_package():
+    cases("anthropic_cases.py", url)
 
 
 if __name__ == "__main__":
-    main()
+    up = subprocess.run([TANDEM, "up", "--model", DEMO, "--run-dir", run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach",
+                         "--no-store", "--pool-bytes", "32M"], capture_output=True, text=True, timeout=120 * SLOW)
+    try:
+        assert up.returncode == 0, up
+        url = re.search(r"(http://\S+?)/v1", up.stdout).group(1)
+        main()
+    finally:
+        subprocess.run([TANDEM, "down", "--run-dir", run], capture_output=True, timeout=60 * SLOW)
+        shutil.rmtree(run, ignore_errors=True)
