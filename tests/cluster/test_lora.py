@@ -71,10 +71,8 @@ def test_blocks_of_one_adapter_are_not_found_by_another():
         assert cached[:3] == [0, 0, 0] and cached[3] > 0 and cached[4] > 0, cached
 
 
-@test
-def test_requests_with_adapters_go_on_after_their_worker_is_lost():
-    with Cluster(model=model(NAME), prefill=0, decode=1, worker_args=SERVED) as c:
-        want = tokens(c.generate(requests(("a", "b")), ["--concurrency", "1"]))
+def lose_a_worker(want):
+    """Re-plans that the loss of one of two decode workers cost."""
     with Cluster(model=model(NAME), prefill=1, decode=2, plan="split", worker_args=SERVED) as c:
         many = [{**r, "id": f"{r['id']}/{i}"} for i in range(20) for r in requests(("a", "b"))]
         p = subprocess.Popen([TANDEM, "generate", "--jsonl", "--concurrency", "8", "--router", c.router.address],
@@ -86,7 +84,15 @@ def test_requests_with_adapters_go_on_after_their_worker_is_lost():
         assert p.wait(60 * SLOW) == 0 and len(results) == len(many)
         for r in results:
             assert (r["token_ids"], r["logprobs"]) == want[r["id"].split("/")[0]], r["id"]
-        assert sum(r.get("replans", 0) for r in results) > 0
+    return sum(r.get("replans", 0) for r in results)
+
+
+@test
+def test_requests_with_adapters_go_on_after_their_worker_is_lost():
+    with Cluster(model=model(NAME), prefill=0, decode=1, worker_args=SERVED) as c:
+        want = tokens(c.generate(requests(("a", "b")), ["--concurrency", "1"]))
+    # The worker may have had nothing to do just then.
+    assert any(lose_a_worker(want) for _ in range(3))
 
 
 @test
