@@ -250,7 +250,7 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     pieces_add(&pieces, q, q->p.ids, q->prompt.n < q->p.n_ids ? q->prompt.n : q->p.n_ids);
     pieces_add(&pieces, q, q->prompt.top_ids, q->prompt.n_top);
     pieces_end(&pieces);
-    if (pieces.n == q->prompt.n + q->prompt.n_top) {
+    if (pieces.n && pieces.n == q->prompt.n + q->prompt.n_top) {
         end.prompt_pieces = pieces.list;
         end.prompt_top_pieces = pieces.list + q->prompt.n;
         end.n_prompt_pieces = q->prompt.n;
