@@ -131,8 +131,8 @@ static void add_reason(json_t *to, const Tandem__V1__GenerateEnd *end)
 {
     const char *reason = !end                   ? NULL
                          : end->stop_string.len ? "stop_sequence"
-                         : end->finish_reason.len == 6 && !memcmp(end->finish_reason.data, "length", 6) ? "max_tokens"
-                                                                                                        : "end_turn";
+                         : gw_is_cut(end)       ? "max_tokens"
+                                                : "end_turn";
     json_object_set_new(to, "stop_reason", reason ? json_string(reason) : json_null());
     json_object_set_new(to, "stop_sequence",
                         end && end->stop_string.len ? ask_text_json(end->stop_string.data, end->stop_string.len)

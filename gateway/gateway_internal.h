@@ -1,14 +1,14 @@
 /*
  * Inside of the gateway.
  *
- *     http_server --on_request--> routes.c --table--> openai.c, plain.c: body -> gw_task with gw_calls
+ *     http_server --on_request--> routes.c --table--> a gw_api (below): body -> gw_task with gw_calls
  *                                                          |
  *     client <-- http_write -- gw_api.delta <-- task.c <-- gw_try (one for each prompt) -- upstream.c
  *
  * A call that loses its router goes on at another one: before the first message it is sent again, after it
  * each choice that is not over is resumed by itself.
  *
- * A task is one HTTP request. It owns its calls and its http_conn, from gw_task_new() until task.c has given
+ * A task is one HTTP request. It owns its calls and its http_conn, from gw_task_run() until task.c has given
  * the last answer. Calls of one task end on different rpc threads, so a task has a lock.
  *
  * Order of locks: a task's, then a connection's (http_server.h), then a call's (rpc.h). http_server calls
@@ -19,6 +19,7 @@
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -81,8 +82,8 @@ void gw_upstream_tick(struct gateway *g); /* asks the routers whether they serve
 uint32_t gw_upstream_serving(const struct gateway *g);
 /* TD_ERR_INVALID: a router answers without an API key, or can't be asked. Blocks. */
 enum td_status gw_upstream_asks_keys(struct gateway *g, struct td_error *error_out);
-/* Among the routers that are not in `tried` (bits), those that serve come first, and of these the one with
- * the fewest calls. NULL: all were tried. */
+/* A router that is not in `tried` (bits): one that serves rather than one that does not, and of equals the
+ * one with the fewest calls. NULL: all were tried. */
 struct gw_router *gw_upstream_pick(struct gateway *g, uint32_t tried);
 static inline uint32_t gw_upstream_bit(const struct gateway *g, const struct gw_router *r)
 {
@@ -135,8 +136,14 @@ struct gw_call {
     struct gw_choice choices[ASK_MAX_CHOICES];
 };
 
-/* How one of the HTTP APIs says what a task has got. delta runs under the task's lock; the others run while
- * no call of the task is under way. */
+/* Whether the answer was cut off by max_tokens. end: NULL: it goes on. */
+static inline bool gw_is_cut(const Tandem__V1__GenerateEnd *end)
+{
+    return end && end->finish_reason.len == 6 && !memcmp(end->finish_reason.data, "length", 6);
+}
+
+/* How one of the HTTP APIs (openai.c, responses.c, anthropic.c, plain.c) says what a task has got. delta runs
+ * under the task's lock; the others run while no call of the task is under way. */
 struct gw_api {
     const char *path;
     const char *rpc; /* the method of tandem.v1.Tandem that is called */

@@ -125,22 +125,23 @@ static void open_arguments(json_t *message)
     }
 }
 
-static enum td_status read_message(json_t *message, size_t i, struct td_error *e)
+/* list: the name of the member that has the messages. */
+static enum td_status read_message(const char *list, json_t *message, size_t i, struct td_error *e)
 {
     char where[NAME_BYTES];
     json_t *role = json_object_get(message, "role"), *content = json_object_get(message, "content"), *text;
     if (!json_is_object(message))
-        return td_fail(e, TD_ERR_INVALID, "messages[%zu]: must be an object", i);
+        return td_fail(e, TD_ERR_INVALID, "%s[%zu]: must be an object", list, i);
     if (!json_is_string(role))
-        return td_fail(e, TD_ERR_INVALID, "messages[%zu].role: must be a text", i);
+        return td_fail(e, TD_ERR_INVALID, "%s[%zu].role: must be a text", list, i);
     if (!strcmp(json_string_value(role), "developer"))
         json_object_set_new(message, "role", json_string("system"));
     if (content && !json_is_null(content) && !json_is_string(content) && !json_is_array(content))
-        return td_fail(e, TD_ERR_INVALID, "messages[%zu].content: must be a text, or a list of parts", i);
+        return td_fail(e, TD_ERR_INVALID, "%s[%zu].content: must be a text, or a list of parts", list, i);
     if ((!content || json_is_null(content)) && !json_object_get(message, "tool_calls"))
-        return td_fail(e, TD_ERR_INVALID, "messages[%zu].content: is missing", i);
+        return td_fail(e, TD_ERR_INVALID, "%s[%zu].content: is missing", list, i);
     if (json_is_array(content)) {
-        snprintf(where, sizeof(where), "messages[%zu].content", i);
+        snprintf(where, sizeof(where), "%s[%zu].content", list, i);
         if (!(text = join_parts(where, content, e)))
             return TD_ERR_INVALID;
         json_object_set_new(message, "content", text);
@@ -157,7 +158,7 @@ enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *
         return td_fail(e, TD_ERR_INVALID, "%s: must be a list of messages, not empty", m->name);
     json_array_foreach(list, i, v)
     {
-        enum td_status s = read_message(v, i, e);
+        enum td_status s = read_message(m->name, v, i, e);
         if (s)
             return s;
     }

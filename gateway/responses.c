@@ -122,11 +122,6 @@ static enum td_status read_responses(struct gw_task *t, json_t *body, struct td_
 
 /* ------------------------------------------------------------------ answers */
 
-static bool is_cut(const Tandem__V1__GenerateEnd *end)
-{
-    return end && end->finish_reason.len == 6 && !memcmp(end->finish_reason.data, "length", 6);
-}
-
 static json_t *part_json(const struct bytes *text)
 {
     return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", ask_text_json(text->data, text->len),
@@ -153,7 +148,7 @@ static json_t *usage_json(const struct gw_task *t)
 /* The whole object. end: NULL: the answer is under way, and there is no output yet. */
 static json_t *response_json(const struct gw_task *t, const struct gw_choice *c, const Tandem__V1__GenerateEnd *end)
 {
-    const char *status = !end ? "in_progress" : is_cut(end) ? "incomplete" : "completed";
+    const char *status = !end ? "in_progress" : gw_is_cut(end) ? "incomplete" : "completed";
     char id[GW_ID_BYTES + 8];
     snprintf(id, sizeof(id), "resp_%s", t->id);
     json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", id, "object", "response", "created_at",
@@ -161,7 +156,7 @@ static json_t *response_json(const struct gw_task *t, const struct gw_choice *c,
     json_object_set_new(v, "output", end ? json_pack("[o]", item_json(t, status, &c->text)) : json_array());
     json_object_set_new(v, "usage", end ? usage_json(t) : json_null());
     json_object_set_new(v, "incomplete_details",
-                        is_cut(end) ? json_pack("{s:s}", "reason", "max_output_tokens") : json_null());
+                        gw_is_cut(end) ? json_pack("{s:s}", "reason", "max_output_tokens") : json_null());
     json_object_update_missing_new(v, json_pack("{s:n, s:n, s:n, s:[], s:s, s:b, s:b, s:b, s:{s:{s:s}}, s:s, s:{}}",
                                                 "error", "instructions", "previous_response_id", "tools", "tool_choice",
                                                 "none", "parallel_tool_calls", 0, "store", 0, "background", 0, "text",
@@ -217,8 +212,8 @@ static void say_end(struct gw_task *t, struct gw_choice *c, const Tandem__V1__Ge
     event(t, out, "response.content_part.done", part);
     event(t, out, "response.output_item.done",
           json_pack("{s:i, s:o}", "output_index", 0, "item",
-                    item_json(t, is_cut(end) ? "incomplete" : "completed", &c->text)));
-    event(t, out, is_cut(end) ? "response.incomplete" : "response.completed",
+                    item_json(t, gw_is_cut(end) ? "incomplete" : "completed", &c->text)));
+    event(t, out, gw_is_cut(end) ? "response.incomplete" : "response.completed",
           json_pack("{s:o}", "response", response_json(t, c, end)));
 }
 

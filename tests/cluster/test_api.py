@@ -63,7 +63,7 @@ def test_status_says_in_googles_form_which_field_is_wrong_and_when_to_come_back(
         for w in c.workers:
             w.kill(signal.SIGSTOP)
         try:
-            waits = [client.generate(request(ids=[1, 2, 3], max_tokens=2)) for _ in range(1)]
+            waits = client.generate(request(ids=[1, 2, 3], max_tokens=2))
             wait_until(lambda: c.status()["queued"] + c.status()["running"] == 1, 20, lambda: str(c.status()))
             c.router.kill(signal.SIGTERM)  # it drains: new requests are told when to come back
             wait_until(lambda: client.error(request(ids=[1]))[0] == "UNAVAILABLE", 20, "it drains")

@@ -64,11 +64,14 @@ def responses():
         assert [e for e in stream][-1].response.status == "incomplete"
     cut = client.responses.create(model=MODEL, input="Hello", max_output_tokens=2)
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens", cut
-    for bad in (dict(previous_response_id="resp_1"), dict(text={"format": {"type": "json_object"}}), dict(background=True)):
+    image = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+    for param, bad in (("previous_response_id", dict(previous_response_id="resp_1")), ("background", dict(background=True)),
+                       ("text.format.type", dict(text={"format": {"type": "json_object"}})), ("input[0].content[0]", dict(input=image)),
+                       ("input[0].type", dict(input=[{"type": "item_reference", "id": "x"}]))):
         try:
-            client.responses.create(model=MODEL, input="Hello", **bad)
+            client.responses.create(**{"model": MODEL, "input": "Hello", **bad})
         except openai.BadRequestError as e:
-            assert e.param.startswith(next(iter(bad))), (bad, e)
+            assert e.param == param, (bad, e)
         else:
             raise AssertionError(bad)
 
