@@ -66,7 +66,7 @@ def campaign(sig):
               f"{slowest:.2f} s")
         assert set(load.codes) == {"OK"}, (load.codes, load.texts)
         assert not load.wrong, load.wrong
-        # Of five faults all but the first may hit a prefill worker between two prompts, which costs no request anything.
+        # Of five faults all but the first may hit a prefill worker between two prompts, which costs nothing.
         assert load.codes["OK"] > ROUNDS and replans >= (ROUNDS / 2 if ROUNDS > 5 else 1)
         assert phases["transfer"] >= 0.3 * ROUNDS or SLOW > 1, phases  # prompts are shorter under sanitizers
         c.audit(15)
