@@ -163,6 +163,7 @@ struct gw_task {
     const struct gw_api *api;
     char id[GW_ID_BYTES]; /* of the request: the client's, or made here; also in headers */
     char *authorization;  /* header for the router; NULL: none */
+    char *traceparent;    /* the same */
     char *headers;        /* further header lines of the answer */
     int64_t created_s;
     char *model;         /* as the request named it, or NULL */

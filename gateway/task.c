@@ -67,6 +67,7 @@ static void free_task(struct gw_task *t)
         free_call(&t->calls[i]);
     free(t->calls);
     free(t->authorization);
+    free(t->traceparent);
     free(t->headers);
     free(t->model);
     bytes_free(&t->prefix);
@@ -346,7 +347,16 @@ static enum td_status start_try(struct gw_call *c, uint32_t first, uint32_t n_ch
     y->first = first;
     y->n_choices = n_choices;
     y->tried = tried | gw_upstream_bit(t->g, r);
-    const char *headers[] = {t->authorization ? "authorization" : NULL, t->authorization, NULL};
+    const char *headers[5] = {NULL};
+    size_t n = 0;
+    if (t->authorization) {
+        headers[n++] = "authorization";
+        headers[n++] = t->authorization;
+    }
+    if (t->traceparent) {
+        headers[n++] = "traceparent";
+        headers[n++] = t->traceparent;
+    }
     const struct rpc_call_params params = {.path = t->api->rpc,
                                            .response = t->api->response,
                                            .handlers = {.on_message = on_message, .on_end = on_end},
@@ -448,6 +458,13 @@ static char *header_for_router(const struct http_conn *conn)
     return key ? join("Bearer ", key) : NULL;
 }
 
+/* Routers check its form; here it is kept from being a header that gRPC refuses. */
+static char *trace_for_router(const struct http_conn *conn)
+{
+    const char *trace = http_header(conn, "traceparent");
+    return trace && !trace[strspn(trace, "0123456789abcdef-")] ? mem_strdup(trace) : NULL;
+}
+
 static struct gw_task *new_task(struct gateway *g, struct http_conn *conn, const struct gw_api *api, const char *id,
                                 const char *headers)
 {
@@ -456,6 +473,7 @@ static struct gw_task *new_task(struct gateway *g, struct http_conn *conn, const
     snprintf(t->id, sizeof(t->id), "%s", id);
     t->headers = mem_strdup(headers);
     t->authorization = header_for_router(conn);
+    t->traceparent = trace_for_router(conn);
     t->created_s = (int64_t)time(NULL);
     pthread_mutex_init(&t->lock, NULL);
     atomic_fetch_add(&g->n_tasks, 1);

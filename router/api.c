@@ -138,6 +138,19 @@ static enum td_status take_key(struct router *r, struct rpc_call *call, struct p
     return keys_allow(r->keys, p->key, r->model_name, lora, e);
 }
 
+/* Takes the header "traceparent" if it is one: 00-TRACE-PARENT-FLAGS, in hex. Others are ignored: W3C. */
+static void take_trace(const struct rpc_call *call, struct params *p)
+{
+    static const char FORM[] = "00-hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh-hhhhhhhhhhhhhhhh-hh";
+    const char *trace = rpc_call_header(call, "traceparent");
+    if (!trace || strlen(trace) != sizeof(FORM) - 1)
+        return;
+    for (size_t i = 0; FORM[i]; i++)
+        if (FORM[i] == 'h' ? !strchr("0123456789abcdef", trace[i]) : trace[i] != FORM[i])
+            return;
+    memcpy(p->trace, trace, sizeof(FORM));
+}
+
 /* params_parse(), and whose request it is. *out is to be freed only if this succeeds. */
 static enum td_status parse_of(struct router *r, struct rpc_call *call, const Tandem__V1__GenerateRequest *m,
                                int64_t remaining_ms, struct params *out, struct td_error *e)
@@ -145,6 +158,7 @@ static enum td_status parse_of(struct router *r, struct rpc_call *call, const Ta
     enum td_status s = params_parse(r, m, remaining_ms, out, e);
     if (s)
         return s;
+    take_trace(call, out);
     s = take_key(r, call, out, e);
     if (s)
         params_free(out);
@@ -234,8 +248,9 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     }
     q->tokenized_ns = clock_now(&r->clock);
     char req[LOG_WORD_BYTES], tenant[LOG_WORD_BYTES];
-    log_debug(&r->log, "request received req=%s tenant=%s prompt_tokens=%u resumed_tokens=%u", request_log_id(q, req),
-              log_word(p.tenant.data, p.tenant.len, tenant), p.sampling.n_prompt, p.n_resumed);
+    log_debug(&r->log, "request received req=%s tenant=%s prompt_tokens=%u resumed_tokens=%u trace=%s",
+              request_log_id(q, req), log_word(p.tenant.data, p.tenant.len, tenant), p.sampling.n_prompt, p.n_resumed,
+              *p.trace ? p.trace : "-");
     struct note *note = note_new(NOTE_REQUEST);
     note->request = q;
     api_tell_owner(r, note, call, q->p.n_ids * sizeof(*q->p.ids) + q->p.echo.len);

@@ -114,6 +114,8 @@ enum replan_reason {
     REPLAN_REASONS
 };
 
+enum { TRACE_BYTES = 56 }; /* a traceparent of W3C's Trace Context, version 00, with its end */
+
 /*
  * A client's request after validation. Filled by an rpc or text thread, then handed over to the owner thread.
  */
@@ -134,9 +136,10 @@ struct params {
     uint32_t workflow_deadline_ms, workflow_steps_left; /* 0 ms: no workflow */
     int64_t remaining_ms;                               /* from arrival to its deadline; INT64_MAX: none */
     struct bytes tenant, salt, workflow;
-    struct bytes label;  /* the request id; never empty */
-    struct bytes lora;   /* an adapter's name, or empty */
-    struct api_key *key; /* whose request it is; NULL: no keys are asked for */
+    struct bytes label;      /* the request id; never empty */
+    char trace[TRACE_BYTES]; /* the client's traceparent, or "" */
+    struct bytes lora;       /* an adapter's name, or empty */
+    struct api_key *key;     /* whose request it is; NULL: no keys are asked for */
     bool want_ids, want_pieces, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 

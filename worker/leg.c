@@ -328,8 +328,10 @@ void leg_start(struct worker *w, struct link *link, const Tandem__Worker__V1__Le
     link_leg_began(link, leg->id.counter);
     if (leg->kind->begin)
         leg->kind->begin(w, leg);
-    log_debug(&w->log, "leg received req=%s xfer=%" PRIx64 "-%" PRIu64 " kind=%s tokens=%zu", leg->req,
-              leg->id.incarnation, leg->id.counter, leg->kind->name, m->n_ids);
+    char trace[LOG_WORD_BYTES];
+    log_debug(&w->log, "leg received req=%s xfer=%" PRIx64 "-%" PRIu64 " kind=%s tokens=%zu trace=%s", leg->req,
+              leg->id.incarnation, leg->id.counter, leg->kind->name, m->n_ids,
+              m->traceparent.len ? log_word(m->traceparent.data, m->traceparent.len, trace) : "-");
     metrics_inc(w->counters, WORKER_LEGS, 1);
     metrics_inc(w->counters, WORKER_PROMPT_TOKENS, m->n_ids);
     prefix_ask(w, leg);
