@@ -25,9 +25,11 @@ enum td_status adapters_check_hello(const Tandem__Worker__V1__WorkerHello *h, st
         return td_fail(e, TD_ERR_PROTOCOL, "%zu adapters are more than %d", h->n_adapters, MAX_ADAPTERS);
     for (size_t i = 0; i < h->n_adapters; i++)
         if (!h->adapters[i]->name.len || h->adapters[i]->name.len > MAX_ADAPTER_NAME ||
-            memchr(h->adapters[i]->name.data, 0, h->adapters[i]->name.len) ||
+            !rpc_text_is_clean((const char *)h->adapters[i]->name.data, h->adapters[i]->name.len) ||
             h->adapters[i]->fingerprint.len != BLOCK_KEY_BYTES)
-            return td_fail(e, TD_ERR_PROTOCOL, "adapters[%zu]: name or fingerprint has a length that makes no sense",
+            return td_fail(e, TD_ERR_PROTOCOL,
+                           "adapters[%zu]: name is not printable UTF-8, or it or fingerprint has a length that makes "
+                           "no sense",
                            i);
     return TD_OK;
 }

@@ -121,11 +121,13 @@ static void fill_worker(const struct peer *p, Tandem__Admin__V1__WorkerStatus *w
 {
     static const char *const STATES[] = {"connecting", "ready", "lost", "refused"}, *const ROLES[] = {
                                                                                         "prefill", "decode", "store"};
-    snprintf(state, 300, "%s%s%s",
+    char text[300];
+    snprintf(text, sizeof(text), "%s%s%s",
              p->draining && p->state == PEER_READY  ? "draining"
              : p->stalled && p->state == PEER_READY ? "stalled"
                                                     : STATES[p->state],
              p->state == PEER_REFUSED ? ": " : "", p->state == PEER_REFUSED ? p->why : "");
+    rpc_text_clean(text, strlen(text), state, 300);
     w->name = rpc_data(p->name);
     w->role = rpc_data(ROLES[p->role]);
     w->pid = p->pid;

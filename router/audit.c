@@ -31,8 +31,10 @@ struct audit {
 
 static void add_problem(struct audited *a, const char *text, size_t len)
 {
+    char *clean = mem_zalloc(len + 1);
+    rpc_text_clean(text, len, clean, len + 1);
     a->problems = mem_resize(a->problems, a->m.n_problems + 1, sizeof(*a->problems));
-    a->problems[a->m.n_problems++] = (ProtobufCBinaryData){len, mem_dup(text, len)};
+    a->problems[a->m.n_problems++] = (ProtobufCBinaryData){strlen(clean), (uint8_t *)clean};
     a->m.problems = a->problems;
 }
 

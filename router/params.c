@@ -354,6 +354,13 @@ static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping
     return TD_OK;
 }
 
+static enum td_status check_utf8(const char *field, ProtobufCBinaryData b, struct td_error *e)
+{
+    json_t *v = json_stringn(b.len ? (const char *)b.data : "", b.len); /* NULL: it is not */
+    json_decref(v);
+    return v ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: not UTF-8", field);
+}
+
 static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
                                      struct td_error *e)
 {
@@ -366,6 +373,10 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
             return td_fail(e, TD_ERR_INVALID, "stopping.stop[%zu]: %zu bytes, expected 1 to %d", i, m->stop[i].len,
                            ASK_MAX_STOP_BYTES);
         bytes_append(&p->stop[p->n_stop++], m->stop[i].data, m->stop[i].len);
+        char field[64];
+        snprintf(field, sizeof(field), "stopping.stop[%zu]", i);
+        if (check_utf8(field, m->stop[i], e))
+            return TD_ERR_INVALID;
     }
     enum td_status s = parse_stop_ids(r, m, p, e);
     if (!s)
@@ -378,7 +389,7 @@ static enum td_status label(const char *field, ProtobufCBinaryData b, struct byt
     if (b.len > ASK_MAX_LABEL_BYTES)
         return td_fail(e, TD_ERR_INVALID, "%s: %zu bytes, at most %d", field, b.len, ASK_MAX_LABEL_BYTES);
     bytes_append(out, b.data, b.len);
-    return TD_OK;
+    return check_utf8(field, b, e);
 }
 
 /*

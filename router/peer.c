@@ -467,15 +467,10 @@ static uint32_t count_stores(const struct router *r)
     return n;
 }
 
-/* A name is shown on terminals and written to logs: no control characters, neither those of ASCII nor U+0080
- * to U+009F. */
+/* A name is shown on terminals, written to logs, and a string in messages: printable UTF-8. */
 static bool is_name(const char *text)
 {
-    const unsigned char *c = (const unsigned char *)text;
-    for (; *c; c++)
-        if (*c < 0x20 || *c == 0x7f || (*c == 0xc2 && c[1] >= 0x80 && c[1] <= 0x9f))
-            return false;
-    return c != (const unsigned char *)text;
+    return *text && rpc_text_is_clean(text, strlen(text));
 }
 
 static enum td_status check_name(bool is_named, const Tandem__Worker__V1__WorkerHello *h, struct td_error *e)
@@ -483,8 +478,8 @@ static enum td_status check_name(bool is_named, const Tandem__Worker__V1__Worker
     char address[sizeof(((struct peer *)0)->xfer_address)];
     copy_text(address, sizeof(address), h->xfer_address);
     if (!is_named)
-        return td_fail(e, TD_ERR_PROTOCOL, "name: empty, or with control characters");
-    return is_name(address) ? TD_OK : td_fail(e, TD_ERR_PROTOCOL, "xfer_address: empty, or with control characters");
+        return td_fail(e, TD_ERR_PROTOCOL, "name: empty, or not printable UTF-8");
+    return is_name(address) ? TD_OK : td_fail(e, TD_ERR_PROTOCOL, "xfer_address: empty, or not printable UTF-8");
 }
 
 /* What a worker says of itself decides what the cluster accepts, so values that can't be are refused. */
@@ -680,7 +675,7 @@ static void on_hello(struct peer *p, const Tandem__Worker__V1__WorkerHello *h)
     if (!is_named)
         snprintf(p->name, sizeof(p->name), "%.63s", p->address);
     parse_role(h->role, &p->role);
-    copy_text(p->kv_codec, sizeof(p->kv_codec), h->kv_codec);
+    rpc_text_clean((const char *)h->kv_codec.data, h->kv_codec.len, p->kv_codec, sizeof(p->kv_codec));
     if (check_name(is_named, h, &e) || check_hello(p, h, &layout, &e) ||
         (p->role == ROLE_STORE && check_codec(p, p->kv_codec, &e))) {
         refuse_peer(p, e.text);
@@ -882,7 +877,7 @@ static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
     if (l->draining)
         peer_drains(p);
     p->load = load_of(l);
-    copy_text(p->transport, sizeof(p->transport), l->transport);
+    rpc_text_clean((const char *)l->transport.data, l->transport.len, p->transport, sizeof(p->transport));
     learn(p, l);
     pairs_learn(p, l);
     judge_progress(p, l);

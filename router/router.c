@@ -481,7 +481,7 @@ static enum td_status open_model(struct router *r, struct td_error *e)
     size_t start = n;
     while (start > 0 && r->options.model[start - 1] != '/')
         start--;
-    snprintf(r->model_name, sizeof(r->model_name), "%.*s", (int)(n - start), r->options.model + start);
+    rpc_text_clean(r->options.model + start, n - start, r->model_name, sizeof(r->model_name));
     return s;
 }
 

@@ -265,6 +265,10 @@ void rpc_server_close(struct rpc_server *s);
 /* The field that the text of a refusal begins with: bytes of "slo.ttft_ms" in "slo.ttft_ms: is negative"; 0:
  * none. */
 size_t rpc_text_field(const char *text);
+/* Cleans text to printable UTF-8, as fields of type string must be, cuts it between characters, always
+ * terminates it. */
+void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
+bool rpc_text_is_clean(const char *text, size_t len_bytes);
 
 /* Server side, any thread, once: sends what is queued, then the status. retry_after_ms > 0 is sent in
  * trailing metadata as "retry-after-ms". It is also in google.rpc.Status ("grpc-status-details-bin"), as is

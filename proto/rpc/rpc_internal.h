@@ -197,8 +197,6 @@ enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *m
 bool rpc_call_cut_unread(struct rpc_call *call, uint64_t now_ns, const struct rpc_patience *patience, uint32_t *n_full);
 uint64_t rpc_now_ns(void);
 
-/* Cleans text to printable UTF-8, cuts it between characters, always terminates it. */
-void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
 /* google.rpc.Status with what there is to say beyond code and text. Returns its number of bytes; 0: nothing.
  * The caller frees *out. */
 size_t rpc_details_pack(enum rpc_code code, const char *text, uint32_t retry_after_ms, uint8_t **out);

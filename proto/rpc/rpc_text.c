@@ -76,6 +76,15 @@ static size_t printable_len(const uint8_t *p, size_t left)
     return overlong || surrogate || too_large || control ? 0 : len;
 }
 
+bool rpc_text_is_clean(const char *text, size_t len_bytes)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < len_bytes; i += len)
+        if (!(len = printable_len((const uint8_t *)text + i, len_bytes - i)))
+            return false;
+    return true;
+}
+
 void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes)
 {
     const uint8_t *p = (const uint8_t *)text;

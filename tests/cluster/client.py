@@ -96,7 +96,7 @@ class Client:
         """Returns (text, ids, end)."""
         text, ids, end = b"", [], None
         for m in self.generate(request, timeout=kw.pop("timeout", 60), **kw):
-            text += m.text
+            text += m.text.encode()
             ids += [t.id for t in m.tokens]
             end = m.end if m.HasField("end") else end
         return text, ids, end
@@ -108,6 +108,14 @@ class Client:
             return "OK", ""
         except grpc.RpcError as e:
             return e.code().name, e.details()
+
+
+def raw(r, bad):
+    """The bytes of a request in which a field of as many "\1" has these bytes, which no message of Python's
+    can have."""
+    mark, packed = b"\1" * len(bad), r.SerializeToString()
+    assert packed.count(mark) == 1, packed
+    return packed.replace(mark, bad)
 
 
 def request(ids=None, text=None, chat=None, max_tokens=None, greedy=True, **kw):

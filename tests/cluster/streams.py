@@ -16,7 +16,7 @@ class Answer:
         self.text, self.ids, self.logprobs, self.end, self.code, self.why = b"", [], [], None, "OK", ""
         try:
             for m in client.generate(r, timeout=timeout):
-                self.text += m.text
+                self.text += m.text.encode()
                 self.ids += [t.id for t in m.tokens]
                 self.logprobs += [t.logprob for t in m.tokens]
                 self.end = m.end if m.HasField("end") else self.end

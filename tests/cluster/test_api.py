@@ -20,13 +20,13 @@ def test_streams_whole_characters_and_ends_with_usage_and_timing():
         messages = list(client.generate(request(chat=STORY, max_tokens=100), timeout=30))
         assert len(messages) > 10
         for m in messages:
-            m.text.decode()
+            assert isinstance(m.text, str)
         end = messages[-1].end
-        assert end.finish_reason in (b"stop", b"length") and end.usage.completion_tokens == sum(len(m.tokens) for m in messages)
+        assert end.finish_reason in ("stop", "length") and end.usage.completion_tokens == sum(len(m.tokens) for m in messages)
         t = end.timing
         parts = t.tokenize + t.queue + t.prefix_load + t.prefill + t.exposed_transfer + t.decode_wait + t.decode + t.stalled + t.residual
         assert abs(parts - t.total) < 0.01 * t.total + 0.01 and 0 < t.ttft <= t.total
-        assert end.placement.plan == b"split" and end.placement.prefill != end.placement.decode
+        assert end.placement.plan == "split" and end.placement.prefill != end.placement.decode
 
 
 @test
@@ -39,7 +39,7 @@ def test_health_reflection_and_models():
                                     "grpc.reflection.v1alpha.ServerReflection", "tandem.v1.Tandem"], services
         assert sorted(client.services("v1")) == sorted(services)
         m = client.list_models().models[0]
-        assert m.name == b"tandem-demo" and m.max_context_tokens == 8192 and m.chat and len(m.fingerprint) == 32
+        assert m.name == "tandem-demo" and m.max_context_tokens == 8192 and m.chat and len(m.fingerprint) == 32
 
 
 @test
@@ -82,7 +82,7 @@ def test_tokenize_and_back():
         client = Client(c.router.address)
         for text in ("Hello, world! ", "\0 and \u00e9\u4e2d\U0001f600", ""):
             ids = client.tokenize(pb.TokenizeRequest(text=text.encode())).ids
-            assert client.detokenize(pb.DetokenizeRequest(ids=ids)).text == text.encode()
+            assert client.detokenize(pb.DetokenizeRequest(ids=ids)).text == text
 
 
 @test
@@ -128,7 +128,7 @@ def test_stop_string_is_neither_shown_nor_billed():
             if at < 0:
                 continue
             text, got, end = client.all(request(chat=STORY, max_tokens=120, stopping__stop=[stop]))
-            assert text == whole[:at] and end.finish_reason == b"stop", (stop, text)
+            assert text == whole[:at] and end.finish_reason == "stop", (stop, text)
             assert got == ids[:len(got)] and end.usage.completion_tokens == len(got) < len(ids)
         c.audit()
 
@@ -216,9 +216,9 @@ def test_first_token_that_ends_it_needs_no_decode():
         ids = GOLDEN["cases"][0]["prompt_ids"]
         first = GOLDEN["cases"][0]["greedy_ids"][0]
         text, got, end = client.all(request(ids=ids, max_tokens=1))
-        assert got == [first] and end.finish_reason == b"length"
+        assert got == [first] and end.finish_reason == "length"
         text, got, end = client.all(request(ids=ids, max_tokens=50, stopping__stop_ids=[first]))
-        assert got == [first] and end.finish_reason == b"stop"
+        assert got == [first] and end.finish_reason == "stop"
         c.audit()
 
 
@@ -279,12 +279,13 @@ def test_one_grep_follows_a_request_through_all_logs():
     debug = ["--log-level", "debug"]
     with Cluster(plan="split", store=True, worker_args=debug, store_args=debug, router_args=debug) as c:
         client = Client(c.router.address)
-        odd = b"my id=\"7\"\n\xff"
-        for given, word in ((b"abc-7", "abc-7"), (odd, "my\\x20id\\x3d\\x227\\x22\\x0a\\xff"), (b"", None)):
+        odd = b"my id=\"7\"\n\xc3\xbf"
+        for given, word in ((b"abc-7", "abc-7"), (odd, "my\\x20id\\x3d\\x227\\x22\\x0a\\xc3\\xbf"), (b"", None)):
+            trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             end = client.all(request(ids=[5] * 200, max_tokens=4, stopping__ignore_eos=True, request_id=given,
-                                     cache_salt=given or b"none"))[2]
-            word = word or end.request_id.decode()
-            assert end.request_id == (given or word.encode()) and (given or re.fullmatch("[0-9a-f]{16}", word)), end.request_id
+                                     cache_salt=given or b"none"), metadata=[("traceparent", trace)])[2]
+            word = word or end.request_id
+            assert end.request_id == (given.decode() or word) and (given or re.fullmatch("[0-9a-f]{16}", word)), end.request_id
 
             def lines(name):
                 return [line.split(" ", 3)[3] for line in c.log(name).splitlines() if f" req={word} " in line + " "]
@@ -294,6 +295,7 @@ def test_one_grep_follows_a_request_through_all_logs():
             for name, want in steps.items():
                 wait_until(lambda: sorted(line.split(" req=")[0] for line in lines(name)) == sorted(want), 5,
                            lambda: f"{name} tells {want}: {lines(name)}")
+                assert any(f"trace={trace}" in line for line in lines(name) if "received" in line), lines(name)
             xfer = re.search(r"xfer=(\S+)", next(line for line in lines("router") if "placed" in line)).group(1)
             for name in ("prefill-0", "decode-0"):  # that id also finds the log lines of the transfer
                 assert any(f"xfer={xfer}" in line and "leg received" in line for line in lines(name)), lines(name)

@@ -3,7 +3,7 @@ unaffected."""
 import os, random, struct, subprocess, sys, tempfile, threading
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
-from client import Client, grpc, pb, request
+from client import Client, grpc, pb, raw, request
 
 NAN = float("nan")
 INF = float("inf")
@@ -16,9 +16,9 @@ ROWS = [
     ("empty text", request(text=b"", max_tokens=4), "INVALID_ARGUMENT", "prompt"),
     ("id = vocabulary", request(ids=[1536], max_tokens=4), "INVALID_ARGUMENT", "ids[0]"),
     ("id garbage", request(ids=[1, 2 ** 32 - 1], max_tokens=4), "INVALID_ARGUMENT", "ids[1]"),
-    ("invalid UTF-8", request(text=b"ab\xff\xfe", max_tokens=4), "INVALID_ARGUMENT", "text"),
-    ("overlong UTF-8", request(text=b"\xc0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
-    ("surrogate", request(text=b"\xed\xa0\x80", max_tokens=4), "INVALID_ARGUMENT", "text"),
+    ("invalid UTF-8", raw(request(text=b"ab\1\1", max_tokens=4), b"\xff\xfe"), "INVALID_ARGUMENT", "text"),
+    ("overlong UTF-8", raw(request(text=b"\1\1", max_tokens=4), b"\xc0\x80"), "INVALID_ARGUMENT", "text"),
+    ("surrogate", raw(request(text=b"\1\1\1", max_tokens=4), b"\xed\xa0\x80"), "INVALID_ARGUMENT", "text"),
     ("prompt over context", request(ids=[1] * 9000, max_tokens=4), "INVALID_ARGUMENT", "prompt"),
     ("text over context", request(text=b"a b" * 9000, max_tokens=4), "INVALID_ARGUMENT", "prompt"),
     ("text of too many bytes", request(text=b"a" * 3900000, max_tokens=4), "INVALID_ARGUMENT", "text: 3900000 bytes"),
@@ -44,7 +44,11 @@ ROWS = [
     ("lora", request(ids=OK_IDS, max_tokens=4, lora=b"x"), "NOT_FOUND", "lora"),
     ("bad role", request(chat=[(b"user<|im_end|>", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
     ("role with NUL", request(chat=[(b"us\0er", b"x")], max_tokens=4), "INVALID_ARGUMENT", "role"),
-    ("chat not UTF-8", request(chat=[(b"user", b"\xff")], max_tokens=4), "INVALID_ARGUMENT", "content"),
+    ("chat not UTF-8", raw(request(chat=[(b"user", b"\1\1\1")], max_tokens=4), b"\xff\xff\xff"), "INVALID_ARGUMENT", "content"),
+    *((f"{field} not UTF-8", raw(request(ids=OK_IDS, max_tokens=4, **{field: "\1\1\1"}), b"a\xffb"), "INVALID_ARGUMENT", field + ": not UTF-8")
+      for field in ("tenant", "cache_salt", "workflow_id", "request_id", "lora")),
+    ("stop not UTF-8", raw(request(ids=OK_IDS, max_tokens=4, stopping__stop=["\1\1\1"]), b"a\xffb"), "INVALID_ARGUMENT",
+     "stopping.stop[0]: not UTF-8"),
     ("no messages", (lambda r: (r.chat.SetInParent(), r)[1])(request(max_tokens=4)), "INVALID_ARGUMENT", "messages"),
     ("garbage bytes", b"\xff\xff\xff\xff garbage", "INVALID_ARGUMENT", "parse"),
     ("huge varint", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "INVALID_ARGUMENT", "parse"),

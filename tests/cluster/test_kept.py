@@ -25,7 +25,7 @@ class Stream:
         times = [] if times is None else times
         self.text, self.ids, self.ends, self.times = collections.defaultdict(bytes), collections.defaultdict(list), {}, times
         for m in client.generate(r, timeout=60):
-            self.text[m.choice] += m.text
+            self.text[m.choice] += m.text.encode()
             self.ids[m.choice] += [t.id for t in m.tokens]
             self.times += [time.monotonic()] * len(m.tokens)
             if m.HasField("end"):
@@ -117,7 +117,7 @@ def test_kept_requests_get_the_tokens_of_other_plans():
             for name, s in got.items():
                 for end in s.ends.values():
                     p = end.placement
-                    assert p.plan == b"kept" and p.prefill == p.decode and p.prefill.startswith(b"prefill-"), (name, p)
+                    assert p.plan == "kept" and p.prefill == p.decode and p.prefill.startswith("prefill-"), (name, p)
                     cached = end.usage.cached_tokens
                     found = cached.worker + cached.dram + cached.ssd
                     assert found or not again or name in ("short", "bypass", "prompt scores", "scores only"), (name, cached)
@@ -151,8 +151,8 @@ def test_a_conversation_that_was_kept_is_found_again():
         second = Stream(client, turn)
         assert second.end.placement.prefill == first.end.placement.prefill
         assert second.end.usage.cached_tokens.worker >= 304, second.end.usage
-        c[first.end.placement.prefill.decode()].kill()
-        wait_until(lambda: status(c)[first.end.placement.prefill.decode()]["state"] != "ready", 10, "the loss is noticed")
+        c[first.end.placement.prefill].kill()
+        wait_until(lambda: status(c)[first.end.placement.prefill]["state"] != "ready", 10, "the loss is noticed")
         third = Stream(client, turn)
         assert third.ids == second.ids and third.end.usage.cached_tokens.dram >= 304, third.end.usage
 
@@ -169,8 +169,8 @@ def test_a_kept_request_goes_on_elsewhere_when_its_worker_is_killed():
         got = [f.answer() for f in flights]
         assert [s.content() for s in got] == want
         moved = [s for s in got if s.end.replans]
-        assert moved and all(s.end.placement.plan == b"kept" and s.end.timing.stalled > 0 for s in moved), [s.end for s in got]
-        assert all(s.end.placement.prefill != victim.name.encode() for s in moved)
+        assert moved and all(s.end.placement.plan == "kept" and s.end.timing.stalled > 0 for s in moved), [s.end for s in got]
+        assert all(s.end.placement.prefill != victim.name for s in moved)
         victim.child.wait()
         victim.start()
         c.wait_ready()

@@ -55,7 +55,7 @@ def undisturbed():
         asked = specs(lambda r: Answer(client, r))
         want = [Answer(client, r) for r in asked]
     assert all(a.code == "OK" and not a.end.replans for a in want), [(a.code, a.why) for a in want]
-    assert {a.end.finish_reason for a in want} == {b"stop", b"length"}
+    assert {a.end.finish_reason for a in want} == {"stop", "length"}
     return asked, [a.stream() for a in want]
 
 
@@ -203,7 +203,7 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
         got = Flight(c.router.address, [story(i, 20) for i in range(12)]).join()
         assert all(a.code == "OK" for a in got), [(a.code, a.why) for a in got]
         assert [a.stream() for a in got] == [a.stream() for a in want]
-        assert all(a.end.placement.decode == stays.name.encode() for a in got)
+        assert all(a.end.placement.decode == stays.name for a in got)
         drains.misbehave("")
         assert all(a.code == "OK" and not a.end.replans for a in busy.join()), [(a.code, a.why) for a in busy.answers]
         drains.child.wait(20)

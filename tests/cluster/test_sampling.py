@@ -2,7 +2,7 @@
 import json, math, os, subprocess, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
-from client import Client, pb, request
+from client import Client, pb, raw, request
 
 GOLDEN = golden(os.path.join(DEMO, "golden.json"))
 CASE = next(c for c in GOLDEN["cases"] if len(c["prompt_ids"]) > 40)
@@ -139,7 +139,7 @@ def test_echo_begins_the_text_with_the_prompt():
         assert echo["text"] == "Once upon a time" + plain["text"] and echo["token_ids"] == plain["token_ids"]
         assert echo["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
         r = ask(c, echo=True, max_tokens=0, prompt_logprobs=True)
-        text = Client(c.router.address).detokenize(pb.DetokenizeRequest(ids=CASE["prompt_ids"])).text.decode()
+        text = Client(c.router.address).detokenize(pb.DetokenizeRequest(ids=CASE["prompt_ids"])).text
         assert r["text"] == text and len(r["prompt_logprobs"]) == len(CASE["prompt_ids"]) and r["token_ids"] == []
 
 
@@ -193,8 +193,8 @@ def test_refusals_name_the_field():
             r.chat.tools = tools
             code, text = client.error(r)
             assert code == "INVALID_ARGUMENT" and "chat.tools" in text, (code, text)
-        r = request(chat=[(b"user", b"x"), (b"user", b"\xff")], max_tokens=2)
-        code, text = client.error(r)
+        r = request(chat=[(b"user", b"x"), (b"user", b"\1\1\1")], max_tokens=2)
+        code, text = client.error(raw(r, b"\xff\xff\xff"))
         assert code == "INVALID_ARGUMENT" and "chat.messages[1].content" in text, (code, text)
 
 
@@ -215,10 +215,10 @@ def test_chat_takes_whole_messages_tools_and_another_template():
         chat = pb.ChatPrompt(tools=b'[{"name": "f"}]', variables=b'{"shout": "!"}')
         chat.messages.add(role=b"user", content="h\u00e9".encode())
         chat.messages.add(json=b'{"role": "assistant", "content": null, "tool_calls": [{"a": 1}]}')
-        got = client.tokenize(pb.TokenizeRequest(chat=chat)).text.decode()
+        got = client.tokenize(pb.TokenizeRequest(chat=chat)).text
         assert got == 'user:h\u00e9\nassistant:[{"a": 1}]\n[{"name": "f"}]!>', got
         chat.no_generation_prompt = True
-        assert not client.tokenize(pb.TokenizeRequest(chat=chat)).text.endswith(b">")
+        assert not client.tokenize(pb.TokenizeRequest(chat=chat)).text.endswith(">")
         answer = c.generate([{"id": "x", "messages": [{"role": "user", "content": [{"type": "text"}]}], "tools": [], "max_tokens": 3,
                               "greedy": True}])["x"]
         assert len(answer["token_ids"]) <= 3 and "text" in answer, answer

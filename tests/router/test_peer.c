@@ -282,9 +282,10 @@ START_TEST(test_values_that_can_not_be_are_refused)
     } CASES[] = {{1, 4096, NULL, "max_context: 1 is not in 16..16777216"},
                  {1u << 31, 4096, NULL, "max_context: 2147483648 is not in 16..16777216"},
                  {0, 0, NULL, "n_pages: there is no page for KV"},
-                 {0, 4096, "d\x1b[2J", "name: empty, or with control characters"},
-                 {0, 4096, "d\xc2\x9b", "name: empty, or with control characters"},
-                 {0, 4096, "", "name: empty, or with control characters"}};
+                 {0, 4096, "d\x1b[2J", "name: empty, or not printable UTF-8"},
+                 {0, 4096, "d\xc2\x9b", "name: empty, or not printable UTF-8"},
+                 {0, 4096, "d\xff", "name: empty, or not printable UTF-8"},
+                 {0, 4096, "", "name: empty, or not printable UTF-8"}};
     struct peer *p = decode_peer();
     uint32_t before = atomic_load(&router->max_context);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
