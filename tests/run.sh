@@ -15,7 +15,8 @@
 #                          three tenants, simulated and live), reproductions (all tables of
 #                          docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores), security (attacks
-#                          on clusters, longer and on more connections), fuzz (10^7 runs a parser), all
+#                          on clusters, longer and on more connections), streams (10,000 over HTTP, 10,000
+#                          over gRPC), fuzz (10^7 runs a parser), all
 #   run.sh --routers N     with --long replan, pools, chaos or faults: the load goes through N routers
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under
 #                                 ThreadSanitizer
