@@ -4,7 +4,7 @@ import collections, glob, io, os, re, subprocess, sys, tokenize
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
-RANKS = {"base": 0, "proto/wire": 1, "model": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
+RANKS = {"base": 0, "proto/wire": 1, "model": 2, "grammar": 2, "kernels": 2, "transfer": 2, "sched": 2, "proto/rpc": 2, "proto/ask": 2, "engine": 3,
          "worker": 4, "router": 5, "gateway": 5, "prefill": 5, "decode": 5, "kvstore": 5, "replay": 6, "cli": 7, "bench": 8}
 LIBRARIES = {r"ucp/|ucs/|uct/": r"^transfer/wire_ucx|^bench/transfer_bare", r"rocksdb/": r"^kvstore/ssd(_internal\.h|_room\.c|\.c)$",
              r"grpc/": r"^proto/rpc/", r"http_parser\.h": r"^gateway/http_reader\.h$", r"cuda|cublas": r"^kernels/cuda/"}

@@ -1,0 +1,310 @@
+/*
+ * Grammars: what each kind accepts and refuses, what is refused at compilation, by name, and that a mask has
+ * exactly the tokens that the cursor would take.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "grammar/grammar.h"
+#include "tests/tap.h"
+
+/* -------------------------------------------------------------------- vocabulary */
+
+static const char *const PIECES[] = {"{\"",         "\":",         "\": ",
+                                     "\",",         "\", \"",      "\"}",
+                                     "\"]",         "},",          "}]",
+                                     "[{",          "],",          "[\"",
+                                     "\",\"",       "\":\"",       "\": \"",
+                                     "true",        "false",       "null",
+                                     "tru",         "nul",         " the",
+                                     "the",         "abc",         "ab",
+                                     "name",        "na",          "age",
+                                     "\"name",      "\"age\":",    "12",
+                                     "34",          "00",          "0.5",
+                                     "-1",          "1e5",         "  ",
+                                     "\n",          "\n  ",        "\\n",
+                                     "\\u",         "\\u00",       "\\\"",
+                                     "\xc3\xa9",    "\xe2\x82",    "\xf0\x9f\x98\x80",
+                                     "caf\xc3\xa9", "2024-",       "-02-29",
+                                     "T12:",        "hello world", "aaaaaaaaaaaaaaaa",
+                                     "bbbb",        "\"}, {\"",    "\"\n}",
+                                     "{}",          "[]",          "[[",
+                                     "]]",          "1,",          "1]",
+                                     "1}"};
+enum { N_PIECES = sizeof(PIECES) / sizeof(PIECES[0]), N_TOKENS = 257 + N_PIECES };
+
+static struct grammar_vocab *vocab;
+
+static void piece(void *user, uint32_t id, const char **bytes, size_t *len)
+{
+    static char one[256];
+    (void)user;
+    if (id < 256) {
+        one[id] = (char)id;
+        *bytes = &one[id];
+        *len = 1;
+    } else if (id > 256) { /* 256 is a special token */
+        *bytes = PIECES[id - 257];
+        *len = strlen(*bytes);
+    }
+}
+
+static void setup(void)
+{
+    vocab = grammar_vocab_open(N_TOKENS, piece, NULL);
+}
+
+static void teardown(void)
+{
+    grammar_vocab_close(vocab);
+}
+
+static struct grammar *compiled(enum grammar_kind kind, const char *text)
+{
+    struct grammar *g = NULL;
+    struct td_error e = {{0}};
+    enum td_status s = grammar_compile(vocab, kind, text, strlen(text), &g, &e);
+    ck_assert_msg(s == TD_OK, "%s: %s", text, e.text);
+    return g;
+}
+
+static bool accepts(struct grammar *g, const char *text)
+{
+    struct grammar_cursor *c = grammar_cursor_open(g);
+    bool is_good = grammar_cursor_take_bytes(c, text, strlen(text)) && grammar_cursor_may_end(c);
+    grammar_cursor_close(c);
+    return is_good;
+}
+
+/* ---------------------------------------------------------------------- languages */
+
+struct language {
+    enum grammar_kind kind;
+    const char *text;
+    const char *good[12], *bad[12];
+};
+
+static const struct language LANGUAGES[] = {
+    {GRAMMAR_REGEX, "ab*c", {"ac", "abc", "abbbbc"}, {"", "a", "abb", "abcd"}},
+    {GRAMMAR_REGEX, "[a-c]{2,3}|x", {"ab", "abc", "x"}, {"a", "abca", "xx"}},
+    {GRAMMAR_REGEX, "(foo|ba[rz])+\\d{0,2}", {"foo", "barbaz12", "foofoo1"}, {"fo", "foo123", "12"}},
+    {GRAMMAR_REGEX,
+     "a{20,30}",
+     {"aaaaaaaaaaaaaaaaaaaa", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},
+     {"aaaaaaaaaaaaaaaaaaa", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"}},
+    {GRAMMAR_REGEX,
+     "[^a]\\u00e9.",
+     {"b\xc3\xa9x", "\xf0\x9f\x98\x80\xc3\xa9\xe2\x82\xac"},
+     {"a\xc3\xa9x", "b\xc3\xa9\n", "b\xc3"}},
+    {GRAMMAR_REGEX, "\\p{Lu}\\p{L}*", {"Abc", "\xc3\x89t\xc3\xa9"}, {"abc", "A1"}},
+    {GRAMMAR_REGEX, "^a?b??c*?$", {"", "abc", "accc"}, {"ba"}},
+    {GRAMMAR_CHOICE, "[\"yes\",\"yesterday\",\"no\"]", {"yes", "yesterday", "no"}, {"", "ye", "yester", "nope"}},
+    {GRAMMAR_EBNF,
+     "root ::= item (\",\" item)*  # a list\nitem ::= [a-z]+ | \"(\" root \")\"",
+     {"a", "ab,c", "(a,(b)),c"},
+     {"", "a,", "(a", "A"}},
+    {GRAMMAR_EBNF, "start: \"x\" DIGIT{2} | \"y\"  // Lark\nDIGIT: /[0-9]/", {"x12", "y"}, {"x1", "x123", "xy"}},
+    {GRAMMAR_JSON,
+     "",
+     {"{}", "{\"a\": [1, 2.5e3, \"x\\u00e9\", null]}", " { \"a\" : { } }"},
+     {"[]", "{\"a\"}", "{\"a\":01}", "{,}"}},
+    {GRAMMAR_SCHEMA, "true", {"1", "\"a\"", "[true]", "null"}, {"", "tru", "{"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\"}",
+     {"\"\"", "\"a\\\"b\"", "\"\xc3\xa9\\ud83d\\ude00\""},
+     {"\"a", "\"\n\"", "\"\\x\"", "\"\xff\""}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\",\"minLength\":2,\"maxLength\":8}",
+     {"\"ab\"", "\"\xc3\xa9\\u00e9\"", "\"\\ud83d\\ude00x\"", "\"12345678\""},
+     {"\"a\"", "\"123456789\"", "\"\\ud83d\\ude00\""}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\",\"pattern\":\"^a.*z$\"}",
+     {"\"az\"", "\"a\\\"z\"", "\"a\\u007a\""},
+     {"\"a\"", "\"az1\"", "\"za\""}},
+    {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"[0-9]\"}", {"\"a1b\"", "\"7\""}, {"\"\"", "\"ab\""}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\",\"format\":\"date\"}",
+     {"\"2024-02-29\"", "\"2023-12-31\""},
+     {"\"2023-02-29\"", "\"2023-13-01\"", "\"1900-02-29\""}},
+    {GRAMMAR_SCHEMA, "{\"type\":\"integer\"}", {"0", "-12", "3.0"}, {"01", "1.5", "1e3", "-"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"integer\",\"minimum\":17,\"maximum\":342}",
+     {"17", "99", "100", "342", "200"},
+     {"16", "343", "1", "1000", "-20"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"integer\",\"minimum\":-5,\"exclusiveMaximum\":10}",
+     {"-5", "-1", "0", "9"},
+     {"-6", "10", "-10", "99"}},
+    {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"minimum\":100}", {"100", "999", "123456"}, {"99", "0", "-100"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"number\",\"exclusiveMinimum\":0,\"maximum\":1}",
+     {"0.5", "0.001", "1", "1.0"},
+     {"0", "0.0", "1.1", "-0.5", "2"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"number\",\"minimum\":-2,\"maximum\":3,\"multipleOf\":0.1}",
+     {"-2", "-1.5", "0.1", "2.9", "3", "-0.5"},
+     {"-2.1", "3.1", "0.15"}},
+    {GRAMMAR_SCHEMA,
+     "{\"enum\":[\"a\",1,null,{\"x\":[1]}, \"\xc3\xa9\"]}",
+     {"\"a\"", "1", "null", "{ \"x\" : [ 1 ] }", "\"\\u00e9\"", "\"\xc3\xa9\""},
+     {"\"b\"", "2", "{}", "{\"x\":[]}", "true"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1,\"maxItems\":3}",
+     {"[1]", "[1, 2,3]"},
+     {"[]", "[1,2,3,4]", "[1,]", "[\"a\"]"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"},{\"type\":\"string\"}],\"items\":false}",
+     {"[]", "[1]", "[1,\"a\"]"},
+     {"[\"a\"]", "[1,2]", "[1,\"a\",1]"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"array\",\"items\":[{\"type\":\"integer\"}],\"minItems\":2}",
+     {"[1,2]", "[1,\"x\",null]"},
+     {"[]", "[1]", "[\"a\",1]"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\"}},\"required\":"
+     "[\"name\"],"
+     "\"additionalProperties\":false}",
+     {"{\"name\":\"a\"}", "{\"age\":1,\"name\":\"a\"}", "{ \"name\" : \"a\" , \"age\" : 2 }"},
+     {"{}", "{\"age\":1}", "{\"name\":\"a\",\"name\":\"b\"}", "{\"name\":1}", "{\"name\":\"a\",\"x\":1}",
+      "{\"name\":\"a\",}"}},
+    {GRAMMAR_SCHEMA,
+     "{\"properties\":{\"name\":{\"type\":\"string\"}},\"type\":\"object\"}",
+     {"{}", "{\"x\":1}", "{\"na\":1,\"names\":2,\"name\":\"\"}"},
+     {"{\"name\":1}", "{\"n\\u0061me\":1}", "{\"x\":1,}"}},
+    {GRAMMAR_SCHEMA,
+     "{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":2}]}",
+     {"1", "\"ab\""},
+     {"\"abc\"", "true"}},
+    {GRAMMAR_SCHEMA,
+     "{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"a\"},\"v\":{\"type\":\"integer\"}},"
+     "\"required\":[\"k\",\"v\"]},"
+     "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"b\"}},\"required\":[\"k\"]}]}",
+     {"{\"k\":\"a\",\"v\":1}", "{\"k\":\"b\"}"},
+     {"{\"k\":\"a\"}", "{\"k\":\"c\"}"}},
+    {GRAMMAR_SCHEMA,
+     "{\"allOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"minimum\":1}}},{\"properties\":{\"a\":{\"type\":"
+     "\"integer\"}},\"required\":[\"a\"]}]}",
+     {"{\"a\":1}", "{\"a\":7,\"b\":0}"},
+     {"{}", "{\"a\":0}", "{\"a\":1.5}"}},
+    {GRAMMAR_SCHEMA,
+     "{\"$defs\":{\"t\":{\"type\":\"object\",\"properties\":{\"c\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/"
+     "t\"}}},"
+     "\"additionalProperties\":false}},\"$ref\":\"#/$defs/t\"}",
+     {"{}", "{\"c\":[{},{\"c\":[]}]}"},
+     {"{\"c\":[1]}", "{\"d\":1}"}},
+    {GRAMMAR_SCHEMA, "{\"type\":[\"integer\",\"null\"]}", {"1", "null"}, {"\"a\"", "1.5"}},
+};
+enum { N_LANGUAGES = sizeof(LANGUAGES) / sizeof(LANGUAGES[0]) };
+
+START_TEST(test_grammar_accepts_what_its_text_says)
+{
+    const struct language *l = &LANGUAGES[_i];
+    struct grammar *g = compiled(l->kind, l->text);
+    for (int i = 0; i < 12 && l->good[i]; i++)
+        ck_assert_msg(accepts(g, l->good[i]), "%s: does not accept %s", l->text, l->good[i]);
+    for (int i = 0; i < 12 && l->bad[i]; i++)
+        ck_assert_msg(!accepts(g, l->bad[i]), "%s: accepts %s", l->text, l->bad[i]);
+    grammar_unref(g);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------- masks */
+
+static bool is_allowed(const struct grammar_cursor *c, uint32_t id)
+{
+    struct grammar_cursor *copy = grammar_cursor_copy(c);
+    bool is_good = grammar_cursor_take(copy, id);
+    grammar_cursor_close(copy);
+    return is_good;
+}
+
+/* Random walks: each mask is what taking each token says. */
+START_TEST(test_grammar_masks_have_the_tokens_that_are_taken)
+{
+    struct grammar *g = compiled(LANGUAGES[_i].kind, LANGUAGES[_i].text);
+    uint32_t *words = mem_array(grammar_mask_words(vocab), sizeof(*words)), allowed[N_TOKENS];
+    srand(1);
+    for (int walk = 0; walk < 12; walk++) {
+        struct grammar_cursor *c = grammar_cursor_open(g);
+        for (int step = 0; step < 30; step++) {
+            uint32_t n = 0;
+            grammar_cursor_mask(c, words);
+            for (uint32_t id = 0; id < N_TOKENS; id++) {
+                bool is_set = words[id / 32] >> id % 32 & 1;
+                ck_assert_msg(is_set == is_allowed(c, id), "%s: step %d: token %u", LANGUAGES[_i].text, step, id);
+                if (is_set)
+                    allowed[n++] = id;
+            }
+            ck_assert_msg(n || grammar_cursor_may_end(c), "%s: nothing is allowed, and it has not ended",
+                          LANGUAGES[_i].text);
+            if (!n)
+                break;
+            uint32_t id = allowed[(uint32_t)rand() % n];
+            for (int k = 0; k < 4 && id < 257; k++) /* longer tokens more often */
+                id = allowed[(uint32_t)rand() % n];
+            ck_assert(grammar_cursor_take(c, id));
+        }
+        grammar_cursor_close(c);
+    }
+    free(words);
+    grammar_unref(g);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------- refusals */
+
+static const struct {
+    enum grammar_kind kind;
+    const char *text, *named;
+} REFUSED[] = {
+    {GRAMMAR_REGEX, "a(b", ")"},
+    {GRAMMAR_REGEX, "a)b", ")"},
+    {GRAMMAR_REGEX, "*a", "repeat"},
+    {GRAMMAR_REGEX, "(?=a)b", "looking ahead"},
+    {GRAMMAR_REGEX, "(a)\\1", "back references"},
+    {GRAMMAR_REGEX, "[b-a]", "range"},
+    {GRAMMAR_REGEX, "[a", "too early"},
+    {GRAMMAR_REGEX, "a{3,2}", "count"},
+    {GRAMMAR_REGEX, "\\bword", "\\b"},
+    {GRAMMAR_EBNF, "root ::= other", "other"},
+    {GRAMMAR_EBNF, "thing ::= \"a\"", "root"},
+    {GRAMMAR_EBNF, "root ::= root \"a\" | \"b\"", "begins with itself"},
+    {GRAMMAR_EBNF, "root ::= \"a", "literal"},
+    {GRAMMAR_EBNF, "%import common.WS\nstart: \"a\"", "directives"},
+    {GRAMMAR_CHOICE, "[]", "choice"},
+    {GRAMMAR_CHOICE, "[1]", "choice[0]"},
+    {GRAMMAR_SCHEMA, "{", "not JSON"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"thing\"}", "thing"},
+    {GRAMMAR_SCHEMA, "{\"not\":{}}", "not"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems"},
+    {GRAMMAR_SCHEMA, "{\"$ref\":\"#/nothing\"}", "#/nothing"},
+    {GRAMMAR_SCHEMA, "{\"$ref\":\"#\"}", ""},
+    {GRAMMAR_SCHEMA, "{\"anyOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}", "begins with itself"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "bounds"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"a(\"}", "pattern"},
+    {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":1}]}", "oneOf"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}", "'a'"},
+};
+
+START_TEST(test_grammar_refuses_by_name)
+{
+    struct grammar *g = NULL;
+    struct td_error e = {{0}};
+    enum td_status s = grammar_compile(vocab, REFUSED[_i].kind, REFUSED[_i].text, strlen(REFUSED[_i].text), &g, &e);
+    ck_assert_msg(s < 0 && strstr(e.text, REFUSED[_i].named), "%s: %d '%s'", REFUSED[_i].text, s, e.text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("grammar");
+    TCase *tc = tcase_create("grammar");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, test_grammar_accepts_what_its_text_says, 0, N_LANGUAGES);
+    tcase_add_loop_test(tc, test_grammar_masks_have_the_tokens_that_are_taken, 0, N_LANGUAGES);
+    tcase_add_loop_test(tc, test_grammar_refuses_by_name, 0, (int)(sizeof(REFUSED) / sizeof(REFUSED[0])));
+    suite_add_tcase(s, tc);
+    return tap_main(s);
+}
