@@ -78,7 +78,7 @@ enum td_status bench_sample(const struct bench_options *o, struct bench_rows *ou
             const struct k_draw draw = sampling_draw(&p, PROMPT, PROMPT / 2);
             struct k_sampled drawn;
             k_sample_rows(k, work, VOCAB, 1, &draw, &drawn);
-            sampler_finish(s, &p, tokens, PROMPT, PROMPT / 2, &drawn, work, &token);
+            sampler_finish(s, &p, tokens, PROMPT, PROMPT / 2, &drawn, NULL, work, &token);
             spent += seconds() - b;
             limit += b - a;
         }

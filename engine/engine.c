@@ -219,6 +219,7 @@ void engine_close(struct engine *e)
     free(e->wants_logits);
     free(e->draws);
     free(e->sampled);
+    free(e->masks);
     free(e->attn_seqs);
     free(e->seq_tokens);
     free(e->adapter_rows);
@@ -479,12 +480,54 @@ static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t
 }
 
 /*
+ * Writes the tokens that the grammar of s allows next, with the stop ids where the answer may end. Before
+ * min_tokens it ends only if nothing else may come. False: nothing may come at all.
+ */
+static bool write_mask(const struct seq *s, uint32_t n_words, uint32_t *mask)
+{
+    const struct sampling *p = &s->sampling;
+    bool is_any = false, is_early = s->n_tokens - s->n_prompt < p->min_tokens;
+    grammar_cursor_mask(s->cursor, mask);
+    for (uint32_t i = 0; i < n_words && !is_any; i++)
+        is_any = mask[i];
+    for (uint32_t i = 0; i < p->n_stop_ids && grammar_cursor_may_end(s->cursor) && !(is_any && is_early); i++)
+        mask[p->stop_ids[i] / 32] |= 1u << p->stop_ids[i] % 32;
+    return is_any || (grammar_cursor_may_end(s->cursor) && p->n_stop_ids);
+}
+
+/* Makes the masks of the sequences that draw a token in this step, once. Thread: that of the first rank that
+ * has all of its work queued, so that a device computes meanwhile. */
+static void make_masks(struct engine *e)
+{
+    uint32_t n = 0, n_words = (e->model.vocab_size + 31) / 32;
+    if (atomic_exchange(&e->has_masks, true))
+        return;
+    for (uint32_t i = 0; i < e->n_batch; i++)
+        n += e->batch[i]->cursor != NULL;
+    if (n > e->cap_masks) {
+        free(e->masks);
+        e->cap_masks = n;
+        e->masks = mem_array((size_t)n * n_words, sizeof(*e->masks));
+    }
+    uint32_t *mask = e->masks;
+    for (uint32_t i = 0; i < e->n_batch; i++) {
+        struct seq *s = e->batch[i];
+        if (!s->cursor || s->n_computed + s->n_rows < s->n_tokens)
+            continue;
+        s->mask = write_mask(s, n_words, mask) ? mask : NULL;
+        mask += n_words;
+    }
+}
+
+/*
  * Queues copies of completed pages to host memory: layer by layer if the pages are announced, else all layers
- * at the end. Runs on the threads of the ranks, all at the same time: it only reads e.
+ * at the end. Runs on the threads of the ranks, all at the same time: but for the masks it only reads e.
  */
 static void on_queued(void *user, struct forward *f, uint16_t begin, uint16_t end)
 {
-    const struct engine *e = user;
+    struct engine *e = user;
+    if (end == forward_end_layer(f))
+        make_masks(e);
     for (uint32_t i = 0; i < e->n_batch; i++) {
         const struct seq *s = e->batch[i];
         bool by_layers = announces(e, s);
@@ -535,9 +578,13 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
         seq_end(s, FINISH_LENGTH);
         return;
     }
+    if (s->cursor && !s->mask) { /* the vocabulary has no token for what must come */
+        seq_end(s, grammar_cursor_may_end(s->cursor) ? FINISH_STOP : FINISH_BROKEN);
+        return;
+    }
     struct sampled token;
-    sampler_finish(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, &e->sampled[row], row_logits(e, row),
-                   &token);
+    sampler_finish(e->sampler, &s->sampling, s->tokens, s->n_tokens, s->n_prompt, &e->sampled[row], s->mask,
+                   row_logits(e, row), &token);
     if (cb->on_token)
         cb->on_token(cb->user, s, &token);
     seq_push_token(s, token.id);
@@ -625,6 +672,7 @@ uint32_t engine_step(struct engine *e)
                                         .on_layers = on_layers,
                                         .layers_per_call = (uint16_t)per_call,
                                         .user = e};
+    atomic_store(&e->has_masks, false);
     e->last_step = describe_step(e);
     if (e->config.callbacks.on_step)
         e->config.callbacks.on_step(e->config.callbacks.user, progress_expect_ms(&e->past, &e->cost, &e->last_step));
@@ -633,6 +681,7 @@ uint32_t engine_step(struct engine *e)
         forward_sim_run(e->sim, &batch, &e->last_step, e->logits, e->sampled);
     else
         ranks_run(e->ranks, &batch);
+    make_masks(e); /* unless that was done meanwhile */
     e->last_step.ms = (double)(clock_now(e->config.clock) - start) * 1e-6;
     progress_measured(&e->past, &e->cost, &e->last_step);
     e->cost = cost_observe(e->cost, &e->last_step);

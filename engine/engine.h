@@ -33,6 +33,7 @@
 #include "engine/forward_sim.h"
 #include "engine/kvpool.h"
 #include "engine/sampler.h"
+#include "grammar/grammar.h"
 #include "kernels/kernels.h"
 #include "model/model.h"
 #include "sched/cost.h"
@@ -119,6 +120,7 @@ struct seq_params {
     const uint32_t *ids; /* copied; the prompt, then tokens that were generated before (a resumed request) */
     uint32_t n_ids, n_prompt;
     struct sampling sampling; /* copied, with its arrays */
+    struct grammar *grammar;  /* what the answer must be; a reference is kept; NULL: anything */
     struct block_key root;    /* root of the block keys; differs for each adapter */
     uint32_t adapter;         /* 0: none; else adapters[adapter - 1] */
     enum seq_goal goal;

@@ -1,6 +1,8 @@
 /* What engine.c (steps) and seq.c (one sequence) share. */
 #pragma once
 
+#include <stdatomic.h>
+
 #include "base/list.h"
 #include "engine/engine.h"
 #include "engine/ranks.h"
@@ -19,7 +21,9 @@ struct seq {
     void *user;
 
     uint32_t *tokens, n_tokens, cap_tokens, n_prompt;
-    uint32_t n_computed; /* leading tokens whose KV is in the pages */
+    struct grammar_cursor *cursor; /* where the answer is in its grammar; NULL: it has none */
+    const uint32_t *mask;          /* with a cursor, in a step that draws; NULL: no token may come */
+    uint32_t n_computed;           /* leading tokens whose KV is in the pages */
     /* [first_page, n_pages) are held, each with one sequence hold of the pool. */
     struct page_ref *pages;
     uint8_t **addresses; /* [n_views of the engine][cap_pages], host or device address of each page */
@@ -52,6 +56,9 @@ struct engine {
     struct forward_sim *sim; /* NULL: compute is real */
     uint32_t n_views;        /* memories in which pages have an address (ranks.h) */
     struct sampler *sampler;
+    /* Of the sequences with a grammar that draw in this step, a bit for each token. */
+    uint32_t *masks, cap_masks;
+    atomic_bool has_masks; /* they are made */
     struct block_key fingerprint;
     char numerics[K_NUMERICS_BYTES];
     TAILQ_HEAD(seq_list, seq) seqs; /* in order of arrival */

@@ -137,10 +137,14 @@ static void penalize(struct sampler *s, const struct sampling *p, const uint32_t
 
 /* ------------------------------------------------------------------- finish */
 
-static void forbid(struct sampler *s, const struct sampling *p, bool too_early, float *logits)
+static void forbid(struct sampler *s, const struct sampling *p, bool too_early, const uint32_t *mask, float *logits)
 {
-    for (uint32_t i = 0; too_early && i < p->n_stop_ids; i++)
+    for (uint32_t i = 0; too_early && !mask && i < p->n_stop_ids; i++)
         logits[p->stop_ids[i]] = -INFINITY;
+    for (uint32_t at = 0; mask && at < s->vocab_size; at += 32)
+        for (uint32_t i = at; mask[at / 32] != UINT32_MAX && i < at + 32 && i < s->vocab_size; i++)
+            if (!(mask[at / 32] >> i % 32 & 1))
+                logits[i] = -INFINITY;
     if (!p->n_allowed)
         return;
     float *kept = s->scratch; /* scratch has room, and is not in use yet */
@@ -150,6 +154,15 @@ static void forbid(struct sampler *s, const struct sampling *p, bool too_early, 
         logits[i] = -INFINITY;
     for (uint32_t i = 0; i < p->n_allowed; i++)
         logits[p->allowed[i]] = kept[i];
+}
+
+/* The lowest id of a mask, which has one. */
+static uint32_t first_of(const uint32_t *mask)
+{
+    uint32_t i = 0;
+    while (!mask[i])
+        i++;
+    return i * 32 + (uint32_t)__builtin_ctz(mask[i]);
 }
 
 static void tell_top(struct sampler *s, const float *logits, uint32_t k, float normalizer, struct sampled *out)
@@ -166,7 +179,7 @@ static bool is_too_early(const struct sampling *p, uint32_t n_generated)
 
 static bool changes_logits(const struct sampling *p, uint32_t n_generated)
 {
-    return penalizes(p) || p->n_bias || p->n_allowed || is_too_early(p, n_generated);
+    return penalizes(p) || p->n_bias || p->n_allowed || p->is_masked || is_too_early(p, n_generated);
 }
 
 bool sampling_wants_logits(const struct sampling *p, uint32_t n_generated)
@@ -190,7 +203,8 @@ struct k_draw sampling_draw(const struct sampling *p, uint32_t n_tokens, uint32_
 }
 
 void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                    uint32_t n_prompt, const struct k_sampled *drawn, float *logits, struct sampled *out)
+                    uint32_t n_prompt, const struct k_sampled *drawn, const uint32_t *mask, float *logits,
+                    struct sampled *out)
 {
     uint32_t n_generated = n_tokens - n_prompt;
     *out = (struct sampled){.id = drawn->id, .logprob = drawn->logit - drawn->logsumexp};
@@ -203,11 +217,11 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
     penalize(s, p, tokens, n_tokens, n_prompt, logits);
     for (uint32_t i = 0; i < p->n_bias; i++)
         logits[p->bias[i].id] += p->bias[i].bias;
-    forbid(s, p, is_too_early(p, n_generated), logits);
+    forbid(s, p, is_too_early(p, n_generated), mask, logits);
     const struct k_draw draw = draw_at(p, n_tokens);
     uint32_t best = k_argmax(logits, s->vocab_size);
     if (logits[best] == -INFINITY) /* nothing may be drawn: every allowed id is forbidden, too */
-        out->id = p->n_allowed ? p->allowed[0] : best;
+        out->id = mask ? first_of(mask) : p->n_allowed ? p->allowed[0] : best;
     else
         out->id = k_draw(logits, s->vocab_size, best, &draw, s->scratch);
     out->logprob = s->original[out->id] - drawn->logsumexp;

@@ -47,6 +47,7 @@ struct sampling {
     uint32_t n_bias;
     const uint32_t *allowed; /* only these ids may be drawn; n_allowed 0: all ids */
     uint32_t n_allowed;
+    bool is_masked;                  /* sampler_finish() gets a mask for each token */
     uint32_t top_logprobs;           /* number of likeliest tokens that are reported with each token */
     uint32_t max_tokens, min_tokens; /* limits on generated tokens, counted from n_prompt */
     const uint32_t *stop_ids;        /* they end the sequence, and are not drawn before min_tokens */
@@ -80,10 +81,12 @@ struct k_draw sampling_draw(const struct sampling *s, uint32_t n_tokens, uint32_
 /*
  * Makes the token at position n_tokens. tokens[0 .. n_tokens) are the prompt (n_prompt tokens) and the
  * generated ones. drawn: the result of sampling_draw() on the row. logits[vocab] is modified; not read if
- * sampling_wants_logits() is false.
+ * sampling_wants_logits() is false. mask: NULL, or if p->is_masked a bit for each id that may be drawn,
+ * one of which is set; it decides about stop ids, too.
  */
 void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t *tokens, uint32_t n_tokens,
-                    uint32_t n_prompt, const struct k_sampled *drawn, float *logits, struct sampled *out);
+                    uint32_t n_prompt, const struct k_sampled *drawn, const uint32_t *mask, float *logits,
+                    struct sampled *out);
 
 /*
  * Scores a given token: its log-probability and the likeliest tokens go to out. Returns its rank: 1 for the

@@ -145,6 +145,8 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->sampling.bias = mem_dup(p->sampling.bias, p->sampling.n_bias * sizeof(*p->sampling.bias));
     s->sampling.stop_ids = mem_dup(p->sampling.stop_ids, p->sampling.n_stop_ids * sizeof(*p->sampling.stop_ids));
     s->sampling.allowed = mem_dup(p->sampling.allowed, p->sampling.n_allowed * sizeof(*p->sampling.allowed));
+    s->sampling.is_masked = p->grammar != NULL;
+    s->cursor = p->grammar ? grammar_cursor_open(p->grammar) : NULL;
     s->n_prompt = p->n_prompt;
     s->n_tokens = p->n_ids;
     s->cap_tokens = p->n_prompt + p->sampling.max_tokens + 1;
@@ -162,6 +164,11 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     extend_keys(s);
     s->opened_ns = clock_now(e->config.clock);
     TAILQ_INSERT_TAIL(&e->seqs, s, in_engine);
+    for (uint32_t i = s->n_prompt; s->cursor && i < s->n_tokens; i++)
+        if (!grammar_cursor_take(s->cursor, s->tokens[i])) {
+            engine_seq_close(e, s);
+            return td_fail(error_out, TD_ERR_INVALID, "tokens generated before do not follow the grammar");
+        }
     *out = s;
     return TD_OK;
 }
@@ -176,6 +183,7 @@ void engine_seq_close(struct engine *e, struct seq *s)
     free((void *)s->sampling.bias);
     free((void *)s->sampling.stop_ids);
     free((void *)s->sampling.allowed);
+    grammar_cursor_close(s->cursor);
     free(s->tokens);
     free(s->pages);
     free(s->addresses);
@@ -333,6 +341,8 @@ void seq_push_token(struct seq *s, uint32_t token)
 {
     assert(s->n_tokens < s->cap_tokens);
     s->tokens[s->n_tokens++] = token;
+    if (s->cursor && !is_stop(s, token))
+        grammar_cursor_take(s->cursor, token);
     extend_keys(s);
     if (!s->first_token_ns) {
         s->first_token_ns = clock_now(s->engine->config.clock);

@@ -33,6 +33,14 @@ static enum td_status read_tool_choice(struct gw_reading *r, const struct gw_mem
     return td_fail(e, TD_ERR_INVALID, "%s.type: only 'none' and 'auto' are supported", m->name);
 }
 
+static const struct gw_member OUTPUT_CONFIG[] = {
+    {"format", NULL, gw_member_format}, {"effort", NULL, gw_member_ignored}, {NULL, NULL, NULL}};
+
+static enum td_status read_output_config(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    return gw_member_inner(r, m, OUTPUT_CONFIG, v, e);
+}
+
 /* What means nothing here. */
 #define IGNORED                                                                                                        \
     {"service_tier", NULL, gw_member_ignored}, {"cache_control", NULL, gw_member_ignored},                             \
@@ -53,6 +61,8 @@ static const struct gw_member MESSAGES[] = {
     {"top_p", "top_p", NULL},
     {"top_k", "top_k", NULL},
     {"thinking", NULL, read_thinking},
+    {"output_config", NULL, read_output_config},
+    {"output_format", NULL, gw_member_format},
     {"tools", NULL, gw_member_false},
     {"tool_choice", NULL, read_tool_choice},
     {"tandem", NULL, gw_member_tandem},

@@ -56,6 +56,66 @@ enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, 
     return is_nothing ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: is not supported", m->name);
 }
 
+/* ----------------------------------------------------------------- structured output */
+
+/* Puts a value under the name of ask_params.h; errors name the member that has it. */
+static enum td_status put_as(struct gw_reading *r, const char *ask, const char *name, json_t *v, struct td_error *e)
+{
+    const struct gw_member m = {name, ask, NULL};
+    return gw_member_put(r, &m, v, e);
+}
+
+enum td_status gw_member_format(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    const char *type = json_string_value(json_object_get(v, "type"));
+    json_t *inner = json_object_get(v, "json_schema"), *schema = json_object_get(inner ? inner : v, "schema");
+    char name[NAME_BYTES];
+    if (type && !strcmp(type, "text"))
+        return TD_OK;
+    if (type && !strcmp(type, "json_object"))
+        return put_as(r, "json_object", m->name, json_true(), e);
+    if (!type || strcmp(type, "json_schema") != 0)
+        return td_fail(e, TD_ERR_INVALID, "%s.type: only 'text', 'json_object' and 'json_schema' are supported",
+                       m->name);
+    snprintf(name, sizeof(name), "%s%s.schema", m->name, inner ? ".json_schema" : "");
+    return schema ? put_as(r, "json_schema", name, schema, e) : td_fail(e, TD_ERR_INVALID, "%s: is missing", name);
+}
+
+/* A schema may be JSON as text. */
+static enum td_status read_schema(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    json_t *schema =
+        json_is_string(v) ? json_loadb(json_string_value(v), json_string_length(v), 0, NULL) : json_incref(v);
+    enum td_status s = schema ? gw_member_put(r, m, schema, e) : td_fail(e, TD_ERR_INVALID, "%s: is not JSON", m->name);
+    json_decref(schema);
+    return s;
+}
+
+static const struct gw_member STRUCTURED[] = {{"json", "json_schema", read_schema},
+                                              {"regex", "regex", NULL},
+                                              {"choice", "choice", NULL},
+                                              {"grammar", "grammar", NULL},
+                                              {"json_object", "json_object", NULL},
+                                              {"disable_any_whitespace", NULL, gw_member_false},
+                                              {"whitespace_pattern", NULL, gw_member_false},
+                                              {NULL, NULL, NULL}};
+
+enum td_status gw_member_inner(struct gw_reading *r, const struct gw_member *m, const struct gw_member *table,
+                               json_t *v, struct td_error *e)
+{
+    struct gw_reading inner = {.task = r->task, .ask = r->ask, .table = table};
+    struct td_error why = {{0}};
+    if (!json_is_object(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be an object", m->name);
+    enum td_status s = gw_members_read(&inner, v, &why);
+    return s ? td_fail(e, s, "%s.%s", m->name, why.text) : TD_OK;
+}
+
+enum td_status gw_member_structured(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    return gw_member_inner(r, m, STRUCTURED, v, e);
+}
+
 enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     const char *word = json_string_value(v);
@@ -221,12 +281,7 @@ static const struct gw_member TANDEM[] = {
 
 enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
-    struct gw_reading inner = {.task = r->task, .ask = r->ask, .table = TANDEM};
-    struct td_error why = {{0}};
-    if (!json_is_object(v))
-        return td_fail(e, TD_ERR_INVALID, "%s: must be an object", m->name);
-    enum td_status s = gw_members_read(&inner, v, &why);
-    return s ? td_fail(e, s, "%s.%s", m->name, why.text) : TD_OK;
+    return gw_member_inner(r, m, TANDEM, v, e);
 }
 
 static enum td_status read_header(struct gw_reading *r, const char *header, const char *ask, struct td_error *e)

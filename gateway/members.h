@@ -30,6 +30,10 @@ enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_err
 /* Checks the value by the parameter m->ask, and puts it there. */
 enum td_status gw_member_put(struct gw_reading *r, const struct gw_member *m, json_t *value, struct td_error *e);
 
+/* Reads the members of a member, by a table of their own. Errors begin with the names of both. */
+enum td_status gw_member_inner(struct gw_reading *r, const struct gw_member *m, const struct gw_member *table,
+                               json_t *v, struct td_error *e);
+
 /* For tables: */
 enum td_status gw_member_messages(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_ignored(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
@@ -37,6 +41,11 @@ enum td_status gw_member_false(struct gw_reading *r, const struct gw_member *m, 
 enum td_status gw_member_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_model(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_system(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+/* {"type": "text" | "json_object" | "json_schema", ...}, the schema as "schema", there or within
+ * "json_schema". */
+enum td_status gw_member_format(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+/* vLLM's: {"json" | "regex" | "choice" | "grammar" | "json_object": ...}. */
+enum td_status gw_member_structured(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 /* Puts r->system before the other messages, and frees it. TD_ERR_INVALID: there are none. */

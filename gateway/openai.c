@@ -97,15 +97,6 @@ static enum td_status read_priority(struct gw_reading *r, const struct gw_member
     return s;
 }
 
-static enum td_status read_format(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
-{
-    const char *type = json_string_value(json_object_get(v, "type"));
-    (void)r;
-    if (type && !strcmp(type, "text"))
-        return TD_OK;
-    return td_fail(e, TD_ERR_INVALID, "%s.type: only 'text' is supported", m->name);
-}
-
 static enum td_status read_best_of(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     r->best_of = json_integer_value(v);
@@ -135,8 +126,9 @@ static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *
         {"repetition_penalty", "repetition_penalty", NULL}, {"ignore_eos", "ignore_eos", NULL},                        \
         {"stop_token_ids", "stop_ids", NULL}, {"skip_special_tokens", "skip_special_tokens", NULL},                    \
         {"allowed_token_ids", "allowed_ids", NULL}, {"cache_salt", "cache_salt", NULL},                                \
-        {"priority", "priority", read_priority}, {"tandem", NULL, gw_member_tandem}, IGNORED("user"),                  \
-        IGNORED("metadata"), IGNORED("store"), IGNORED("service_tier"), IGNORED("safety_identifier"),                  \
+        {"priority", "priority", read_priority}, {"tandem", NULL, gw_member_tandem},                                   \
+        {"response_format", NULL, gw_member_format}, {"structured_outputs", NULL, gw_member_structured},               \
+        IGNORED("user"), IGNORED("metadata"), IGNORED("store"), IGNORED("service_tier"), IGNORED("safety_identifier"), \
         IGNORED("prompt_cache_key"), IGNORED("prompt_cache_retention"), IGNORED("spaces_between_special_tokens"),      \
         IGNORED("request_id")
 
@@ -148,7 +140,6 @@ static const struct gw_member CHAT[] = {
     {"chat_template_kwargs", "variables", NULL},
     {"logprobs", "logprobs", read_chat_logprobs},
     {"top_logprobs", "top_logprobs", NULL},
-    {"response_format", NULL, read_format},
     {"tools", NULL, gw_member_false},
     {"tool_choice", NULL, gw_member_tool_choice},
     IGNORED("parallel_tool_calls"),

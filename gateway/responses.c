@@ -44,14 +44,12 @@ static enum td_status read_input(struct gw_reading *r, const struct gw_member *m
     return s;
 }
 
+static const struct gw_member TEXT[] = {
+    {"format", NULL, gw_member_format}, {"verbosity", NULL, gw_member_ignored}, {NULL, NULL, NULL}};
+
 static enum td_status read_text(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
-    json_t *format = json_object_get(v, "format");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    (void)r;
-    if (!json_is_object(v) || (format && !json_is_null(format) && (!type || strcmp(type, "text") != 0)))
-        return td_fail(e, TD_ERR_INVALID, "%s.format.type: only 'text' is supported", m->name);
-    return TD_OK;
+    return gw_member_inner(r, m, TEXT, v, e);
 }
 
 static enum td_status read_truncation(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)

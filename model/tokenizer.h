@@ -46,6 +46,7 @@ enum td_status tokenizer_parse(const char *json, size_t len_bytes, struct tokeni
 void tokenizer_close(struct tokenizer *t); /* NULL is fine */
 
 uint32_t tokenizer_size(const struct tokenizer *t); /* largest id + 1, added tokens included */
+bool tokenizer_is_special(const struct tokenizer *t, uint32_t id);
 /*
  * The most bytes of text that one token stands for: the length of the longest entry, or four times that if
  * normalizers shorten text. A text of more than n times this many bytes has more than n tokens, unless the

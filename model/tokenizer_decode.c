@@ -291,6 +291,11 @@ void token_stream_piece(struct token_stream *s, uint32_t id, struct bytes *out)
     }
 }
 
+bool tokenizer_is_special(const struct tokenizer *t, uint32_t id)
+{
+    return id < t->n_pieces && t->pieces[id].special;
+}
+
 void token_stream_flush(struct token_stream *s, struct bytes *out)
 {
     if (s->t->decode_byte_level)

@@ -185,6 +185,8 @@ static uint32_t send_leg(struct request *q, struct peer *to, Tandem__Worker__V1_
     leg.lora = (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data};
     leg.tenant = store_tenant(q->p.tenant.data, q->p.tenant.len);
     leg.traceparent = rpc_data(q->p.trace);
+    leg.grammar = (ProtobufCBinaryData){q->p.grammar.len, (uint8_t *)q->p.grammar.data};
+    leg.grammar_kind = q->p.grammar_kind;
     leg.request_id = (ProtobufCBinaryData){q->p.label.len, (uint8_t *)q->p.label.data};
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG;
     m.leg = &leg;

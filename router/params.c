@@ -5,12 +5,14 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/options.h"
 #include "base/random.h"
+#include "grammar/grammar.h"
 #include "router/router_internal.h"
 
 static bool within(float v, float min, float max)
@@ -480,6 +482,55 @@ static enum td_status parse_resume(struct router *r, const Tandem__V1__GenerateR
     return TD_OK;
 }
 
+/* ----------------------------------------------------------------- structured output */
+
+/* Where the text of each kind is, and what it is called. */
+struct structured_kind {
+    enum grammar_kind kind;
+    const char *field;
+    size_t at; /* in Tandem__V1__Structured */
+};
+
+static const struct structured_kind *kind_of(const Tandem__V1__Structured *m)
+{
+#define KIND(case_name, kind, field)                                                                                   \
+    [TANDEM__V1__STRUCTURED__KIND_##case_name] = { kind, #field, offsetof(Tandem__V1__Structured, field) }
+    static const struct structured_kind KINDS[] = {
+        KIND(JSON_SCHEMA, GRAMMAR_SCHEMA, json_schema), KIND(JSON_OBJECT, GRAMMAR_JSON, json_object),
+        KIND(REGEX, GRAMMAR_REGEX, regex), KIND(EBNF, GRAMMAR_EBNF, ebnf), KIND(CHOICE, GRAMMAR_CHOICE, choice)};
+#undef KIND
+    size_t i = (size_t)m->kind_case;
+    return i < sizeof(KINDS) / sizeof(KINDS[0]) && KINDS[i].field ? &KINDS[i] : NULL;
+}
+
+/* Compiles it once, to find out whether workers can. */
+static enum td_status parse_structured(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
+                                       struct td_error *e)
+{
+    const Tandem__V1__Structured *u = m->structured;
+    const struct structured_kind *k = u ? kind_of(u) : NULL;
+    struct grammar *g = NULL;
+    struct td_error why = {{0}};
+    if (!k || (k->kind == GRAMMAR_JSON && !u->json_object))
+        return TD_OK;
+    const ProtobufCBinaryData *text = (const void *)((const char *)u + k->at);
+    if (k->kind == GRAMMAR_JSON)
+        bytes_printf(&p->grammar, "{}"); /* it is not looked at */
+    else if (text->len)
+        bytes_append(&p->grammar, text->data, text->len);
+    p->grammar_kind = k->kind;
+    if (!p->grammar.len)
+        return td_fail(e, TD_ERR_INVALID, "structured.%s: is empty", k->field);
+    if (!r->config.n_eos_ids || (m->stopping && m->stopping->ignore_eos))
+        return td_fail(e, TD_ERR_INVALID,
+                       "structured: the answer must be able to end: not with ignore_eos, nor by a model "
+                       "without an end token");
+    if (grammar_compile(NULL, k->kind, p->grammar.data, p->grammar.len, &g, &why))
+        return td_fail(e, TD_ERR_INVALID, "structured.%s: %s", k->field, why.text);
+    grammar_unref(g);
+    return TD_OK;
+}
+
 static enum td_status check_scores(const struct params *p, struct td_error *e)
 {
     uint32_t most = MAX_PROMPT_SCORES / (2 + p->sampling.top_logprobs);
@@ -504,6 +555,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = parse_stopping(r, m->stopping, &p, error_out);
     if (!s)
         s = check_scores(&p, error_out);
+    if (!s)
+        s = parse_structured(r, m, &p, error_out);
     if (!s)
         s = parse_resume(r, m, &p, error_out);
     if (!s && !p.label.len)
@@ -549,6 +602,7 @@ struct params params_copy(const struct params *of)
     copy_bytes(&p.label);
     copy_bytes(&p.workflow);
     copy_bytes(&p.lora);
+    copy_bytes(&p.grammar);
     return p;
 }
 
@@ -567,4 +621,5 @@ void params_free(struct params *p)
     bytes_free(&p->label);
     bytes_free(&p->workflow);
     bytes_free(&p->lora);
+    bytes_free(&p->grammar);
 }

@@ -139,7 +139,9 @@ struct params {
     struct bytes label;      /* the request id; never empty */
     char trace[TRACE_BYTES]; /* the client's traceparent, or "" */
     struct bytes lora;       /* an adapter's name, or empty */
-    struct api_key *key;     /* whose request it is; NULL: no keys are asked for */
+    struct bytes grammar; /* the text of what the answer must be, and its kind (grammar/grammar.h); empty: anything */
+    uint32_t grammar_kind;
+    struct api_key *key; /* whose request it is; NULL: no keys are asked for */
     bool want_ids, want_pieces, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 

@@ -271,7 +271,12 @@ static enum td_status open_seq(struct worker *w, struct leg *leg, const Tandem__
                            .adapter = adapters_find(&w->adapters, m->lora.data, m->lora.len),
                            .user = leg};
     memcpy(p.root.b, m->prefix_root.data, BLOCK_KEY_BYTES);
-    enum td_status s = engine_seq_open(w->engine, &p, &leg->seq, e);
+    enum td_status s = TD_OK;
+    if (m->grammar.len)
+        s = grammars_get(w->grammars, m->grammar_kind, m->grammar.data, m->grammar.len, &p.grammar, e);
+    if (!s)
+        s = engine_seq_open(w->engine, &p, &leg->seq, e);
+    grammar_unref(p.grammar);
     free(bias);
     return s;
 }

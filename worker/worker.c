@@ -142,11 +142,23 @@ static void hello(void *user, Tandem__Worker__V1__WorkerHello *h)
     h->adapters = w->adapters_said;
 }
 
+/* On an rpc thread: compiles what a leg asks for, so that it is there when the engine thread opens the
+ * sequence. An error comes again there. */
+static void compile_ahead(struct worker *w, const Tandem__Worker__V1__RouterMessage *m)
+{
+    struct grammar *g = NULL;
+    if (!m || m->kind_case != TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_LEG || !m->leg->grammar.len)
+        return;
+    if (!grammars_get(w->grammars, m->leg->grammar_kind, m->leg->grammar.data, m->leg->grammar.len, &g, NULL))
+        grammar_unref(g);
+}
+
 /* On an rpc thread: hands a router's message to the engine thread. */
 static void on_link_mail(void *user, struct link_mail *mail)
 {
     struct worker *w = user;
     struct worker_work *work = worker_work_new(WORK_LINK);
+    compile_ahead(w, mail->message);
     work->link = mail;
     mailbox_push(&w->mailbox, &work->mail);
 }
@@ -641,6 +653,9 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         s = open_kernels(w, is_sim, e);
     if (!s)
         s = adapters_open(o->lora, &w->geometry.config, &w->adapters, e);
+    if (!s)
+        s = grammars_open(w->geometry.is_dummy ? NULL : o->geometry.model, w->geometry.config.vocab_size, &w->grammars,
+                          e);
     if (s)
         return s;
     say_adapters(w);
@@ -799,6 +814,7 @@ void worker_close(struct worker *w)
     engine_close(w->engine);
     kernels_close_ranks(w->kernels, K_MAX_RANKS);
     adapters_close(&w->adapters);
+    grammars_close(w->grammars);
     free(w->adapters_said);
     free(w->adapter_said);
     free(w->adapter_keys);

@@ -12,6 +12,7 @@
 #include "proto/wire/store_msg.h"
 #include "sched/rls.h"
 #include "worker/adapters.h"
+#include "worker/grammars.h"
 #include "worker/backlog.h"
 #include "worker/event_queue.h"
 #include "worker/keeps.h"
@@ -111,6 +112,7 @@ struct worker {
     struct model *model;
     struct kernels *kernels[K_MAX_RANKS]; /* one for each rank; the rest NULL */
     struct adapters adapters;
+    struct grammars *grammars;
     Tandem__Worker__V1__Adapter **adapters_said, *adapter_said; /* [adapters.n], for hello messages */
     struct block_key *adapter_keys;
     struct engine *engine;

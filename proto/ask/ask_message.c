@@ -169,6 +169,7 @@ static struct ask_message *new_message(void)
     tandem__v1__sampling__init(&b->sampling);
     tandem__v1__stopping__init(&b->stopping);
     tandem__v1__slo__init(&b->slo);
+    tandem__v1__structured__init(&b->structured);
     b->m.sampling = &b->sampling;
     b->m.stopping = &b->stopping;
     b->m.slo = &b->slo;
@@ -228,6 +229,8 @@ enum td_status ask_message_make(json_t *request, struct ask_message **out, struc
         b->sampling.has_temperature_case = TANDEM__V1__SAMPLING__HAS_TEMPERATURE_TEMPERATURE;
         b->sampling.temperature = 0;
     }
+    if (b->structured.kind_case)
+        b->m.structured = &b->structured;
     ask_limits(&b->slo, b->ttft_ms, b->tpot_ms);
     *out = b;
     return TD_OK;

@@ -14,6 +14,7 @@ struct ask_message {
     Tandem__V1__LogitBias *bias, **bias_list;
     Tandem__V1__Stopping stopping;
     Tandem__V1__Slo slo;
+    Tandem__V1__Structured structured;
     double ttft_ms, tpot_ms;
     int greedy, generation_prompt; /* int, because a protobuf_c_boolean is one */
     char **dumps;                  /* JSON values as text, owned */

@@ -14,6 +14,7 @@
 
 #define AT(place)            .at = offsetof(struct ask_message, place)
 #define CASE(place, value)   .case_at = offsetof(struct ask_message, place), .present = value
+#define STRUCTURED(NAME)     CASE(structured.kind_case, TANDEM__V1__STRUCTURED__KIND_##NAME)
 #define SAMPLING(name, NAME) CASE(sampling.has_##name##_case, TANDEM__V1__SAMPLING__HAS_##NAME##_##NAME)
 
 const struct ask_param ASK_PARAMS[ASK_N_PARAMS] = {
@@ -77,6 +78,17 @@ const struct ask_param ASK_PARAMS[ASK_N_PARAMS] = {
     {"stop_ids", ASK_IDS, 0, ASK_MAX_STOP_IDS, .holder = "ID,...", .help = "tokens that end the answer",
      AT(stopping.n_stop_ids)},
     {"ignore_eos", ASK_BOOL, .is_switch = true, .help = "goes on after the end token", AT(stopping.ignore_eos)},
+    /* What it must be. */
+    {"json_schema", ASK_OBJECT, .group = ASK_STRUCTURES, .holder = "JSON", .help = "the answer is JSON of this schema",
+     AT(structured.json_schema), STRUCTURED(JSON_SCHEMA)},
+    {"json_object", ASK_BOOL, .group = ASK_STRUCTURES, .is_switch = true, .help = "the answer is a JSON object",
+     AT(structured.json_object), STRUCTURED(JSON_OBJECT)},
+    {"regex", ASK_TEXT, .group = ASK_STRUCTURES, .holder = "TEXT", .help = "the answer matches this regular expression",
+     AT(structured.regex), STRUCTURED(REGEX)},
+    {"grammar", ASK_TEXT, .group = ASK_STRUCTURES, .holder = "TEXT",
+     .help = "the answer follows these rules, as GBNF or Lark have them", AT(structured.ebnf), STRUCTURED(EBNF)},
+    {"choice", ASK_LIST, .group = ASK_STRUCTURES, .holder = "JSON", .help = "the answer is one of these texts",
+     AT(structured.choice), STRUCTURED(CHOICE)},
     /* What is told. */
     {"logprobs", ASK_BOOL, .is_switch = true, .help = "includes log-probabilities, in JSON", AT(m.want_logprobs)},
     {"top_logprobs", ASK_WHOLE, 0, ASK_MAX_TOP_LOGPROBS, .holder = "N",

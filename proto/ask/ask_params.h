@@ -35,7 +35,7 @@ enum ask_type {
 };
 
 /* At most one member of a group may be given. */
-enum ask_group { ASK_ALONE, ASK_PROMPTS, ASK_TEMPERATURES };
+enum ask_group { ASK_ALONE, ASK_PROMPTS, ASK_TEMPERATURES, ASK_STRUCTURES };
 
 struct ask_param {
     const char *name;
@@ -52,7 +52,7 @@ struct ask_param {
     int present;
 };
 
-enum { ASK_N_PARAMS = 43 };
+enum { ASK_N_PARAMS = 48 };
 extern const struct ask_param ASK_PARAMS[ASK_N_PARAMS];
 
 const struct ask_param *ask_param_find(const char *name); /* NULL: no such member */

@@ -101,7 +101,7 @@ static void draw(struct sampler *s, const struct sampling *p, const uint32_t *to
     void *scratch = mem_array(vocab, k_draw_scratch_bytes(1));
     uint32_t id = k_draw(logits, vocab, k_argmax(logits, vocab), &by, scratch);
     const struct k_sampled drawn = {id, logits[id], k_logsumexp(logits, vocab)};
-    sampler_finish(s, p, tokens, n_tokens, n_prompt, &drawn, logits, out);
+    sampler_finish(s, p, tokens, n_tokens, n_prompt, &drawn, NULL, logits, out);
     free(scratch);
 }
 

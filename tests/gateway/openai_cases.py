@@ -1,5 +1,5 @@
 """What people do with the openai package: openai_cases.py BASE_URL MODEL. Each function is a case."""
-import asyncio, sys
+import asyncio, json, sys
 
 import openai
 from openai import AsyncOpenAI, OpenAI
@@ -66,7 +66,7 @@ def responses():
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens", cut
     image = [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
     for param, bad in (("previous_response_id", dict(previous_response_id="resp_1")), ("background", dict(background=True)),
-                       ("text.format.type", dict(text={"format": {"type": "json_object"}})), ("input[0].content[0]", dict(input=image)),
+                       ("text.format.type", dict(text={"format": {"type": "xml"}})), ("input[0].content[0]", dict(input=image)),
                        ("input[0].type", dict(input=[{"type": "item_reference", "id": "x"}]))):
         try:
             client.responses.create(**{"model": MODEL, "input": "Hello", **bad})
@@ -74,6 +74,29 @@ def responses():
             assert e.param == param, (bad, e)
         else:
             raise AssertionError(bad)
+
+
+COLOR = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"], "additionalProperties": False}
+
+
+def structured_output():
+    named = {"type": "json_schema", "json_schema": {"name": "color", "strict": True, "schema": COLOR}}
+    got = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=200, temperature=0, response_format=named)
+    assert json.loads(got.choices[0].message.content)["color"] in ("red", "blue") and got.choices[0].finish_reason == "stop", got
+    any_json = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=9, temperature=0, response_format={"type": "json_object"})
+    assert any_json.choices[0].message.content.strip()[:1] in ("", "{"), any_json
+    flat = {"format": {"type": "json_schema", "name": "color", "strict": True, "schema": COLOR}}
+    got = client.responses.create(model=MODEL, input="Hello", max_output_tokens=200, temperature=0, text=flat)
+    assert json.loads(got.output_text)["color"] in ("red", "blue"), got
+    got = client.completions.create(model=MODEL, prompt="It is ", max_tokens=20, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
+    assert got.choices[0].text in ("yes", "no"), got
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    try:
+        client.chat.completions.create(model=MODEL, messages=HELLO, response_format=bad)
+    except openai.BadRequestError as e:
+        assert "not is not supported" in str(e), e
+    else:
+        raise AssertionError(bad)
 
 
 def errors():

@@ -189,7 +189,7 @@ def test_what_is_wrong_is_named():
                 (chat, {"messages": HELLO, "stream": "yes"}, 400, "stream"), (chat, {"messages": HELLO, "model": "x"}, 404, "model"),
                 (chat, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_completion_tokens", "differ"),
                 (chat, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
-                (chat, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format.type"),
+                (chat, {"messages": HELLO, "response_format": {"type": "xml"}}, 400, "response_format.type"),
                 (chat, {"messages": HELLO, "tandem": {"ttft_ms": -1}}, 400, "tandem.ttft_ms"),
                 (chat, {"messages": HELLO, "tandem": {"nothing": 1}}, 400, "tandem.nothing"),
                 (text, {}, 400, "prompt", "missing"), (text, {"prompt": []}, 400, "prompt", "empty"), (text, {"prompt": 5}, 400, "prompt"),
