@@ -3,7 +3,7 @@
  *
  * A place in an answer is a stack of frames. The top frame's state says what may come; frames below wait for
  * the rules above them to end. States that take a byte are GR_BYTES and GR_KEYS; the others are passed at
- * once (machine.c, closure).
+ * once (places.c, gr_close).
  *
  * Each frame has a number, `data`, whose meaning is that of the rule to which the frame belongs:
  *
@@ -19,7 +19,7 @@
 #include "base/mem.h"
 #include "grammar/grammar.h"
 
-enum { GR_END = 0, GR_NONE = -1 }; /* state 0 of every program ends a rule */
+enum { GR_END = 0 }; /* state 0 of every program ends a rule */
 #define GR_NO_STATE UINT32_MAX
 
 enum gr_op {

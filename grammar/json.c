@@ -31,7 +31,20 @@ uint32_t gr_colon(struct gr_program *p, uint32_t next)
     return gr_either(p, gr_byte(p, ' ', ' ', colon), colon);
 }
 
-/* What comes between the quotes of any string, then `quote`, which takes the closing one. */
+enum { FOREIGN_RANGES = 8 };
+
+/* Characters beyond ASCII in UTF-8, then next. */
+static void put_foreign(struct gr_program *p, uint32_t next, struct gr_range out[FOREIGN_RANGES])
+{
+    uint32_t one = gr_byte(p, 0x80, 0xbf, next), two = gr_byte(p, 0x80, 0xbf, one), three = gr_byte(p, 0x80, 0xbf, two);
+    const struct gr_range ranges[FOREIGN_RANGES] = {{0xc2, 0xdf, one},   {0xe0, 0xe0, gr_byte(p, 0xa0, 0xbf, one)},
+                                                    {0xe1, 0xec, two},   {0xed, 0xed, gr_byte(p, 0x80, 0x9f, one)},
+                                                    {0xee, 0xef, two},   {0xf0, 0xf0, gr_byte(p, 0x90, 0xbf, two)},
+                                                    {0xf1, 0xf3, three}, {0xf4, 0xf4, gr_byte(p, 0x80, 0x8f, two)}};
+    memcpy(out, ranges, sizeof(ranges));
+}
+
+/* What comes behind the first quote of any string, with the closing one. */
 static uint32_t string_body(struct gr_program *p)
 {
     uint32_t later = gr_later(p);
@@ -46,21 +59,10 @@ static uint32_t string_body(struct gr_program *p)
     const struct gr_range escapes[] = {{'"', '"', later}, {'/', '/', later}, {'\\', '\\', later},
                                        {'b', 'b', later}, {'f', 'f', later}, {'n', 'n', later},
                                        {'r', 'r', later}, {'t', 't', later}, {'u', 'u', four}};
-    uint32_t escape = gr_bytes(p, escapes, 9), one = gr_byte(p, 0x80, 0xbf, later), two = gr_byte(p, 0x80, 0xbf, one),
-             three = gr_byte(p, 0x80, 0xbf, two);
-    const struct gr_range all[] = {{0x20, 0x21, later},
-                                   {'"', '"', GR_END},
-                                   {0x23, 0x5b, later},
-                                   {'\\', '\\', escape},
-                                   {0x5d, 0x7f, later},
-                                   {0xc2, 0xdf, one},
-                                   {0xe0, 0xe0, gr_byte(p, 0xa0, 0xbf, one)},
-                                   {0xe1, 0xec, two},
-                                   {0xed, 0xed, gr_byte(p, 0x80, 0x9f, one)},
-                                   {0xee, 0xef, two},
-                                   {0xf0, 0xf0, gr_byte(p, 0x90, 0xbf, two)},
-                                   {0xf1, 0xf3, three},
-                                   {0xf4, 0xf4, gr_byte(p, 0x80, 0x8f, two)}};
+    uint32_t escape = gr_bytes(p, escapes, 9);
+    struct gr_range all[5 + FOREIGN_RANGES] = {
+        {0x20, 0x21, later}, {'"', '"', GR_END}, {0x23, 0x5b, later}, {'\\', '\\', escape}, {0x5d, 0x7f, later}};
+    put_foreign(p, later, all + 5);
     uint32_t body = gr_bytes(p, all, 13);
     gr_become(p, later, body);
     return body;
@@ -103,23 +105,15 @@ static uint32_t member(struct gr_program *p, const struct gr_json *j, uint32_t n
 static void other_body(struct gr_program *p, struct gr_json *j)
 {
     static const struct gr_span ESCAPED[] = {{0, 0x1f}, {0x7f, 0xffff}};
-    uint32_t later = gr_later(p), one = gr_byte(p, 0x80, 0xbf, later), two = gr_byte(p, 0x80, 0xbf, one),
-             three = gr_byte(p, 0x80, 0xbf, two), four = gr_four_digits(p, ESCAPED, 2, later);
+    uint32_t later = gr_later(p), four = gr_four_digits(p, ESCAPED, 2, later);
     const struct gr_range escapes[] = {{'"', '"', later}, {'\\', '\\', later}, {'b', 'b', later}, {'f', 'f', later},
                                        {'n', 'n', later}, {'r', 'r', later},   {'t', 't', later}, {'u', 'u', four}};
-    const struct gr_range all[] = {{0x20, 0x21, later},
-                                   {0x23, 0x5b, later},
-                                   {'\\', '\\', gr_bytes(p, escapes, 8)},
-                                   {0x5d, 0x7f, later},
-                                   {0xc2, 0xdf, one},
-                                   {0xe0, 0xe0, gr_byte(p, 0xa0, 0xbf, one)},
-                                   {0xe1, 0xec, two},
-                                   {0xed, 0xed, gr_byte(p, 0x80, 0x9f, one)},
-                                   {0xee, 0xef, two},
-                                   {0xf0, 0xf0, gr_byte(p, 0x90, 0xbf, two)},
-                                   {0xf1, 0xf3, three},
-                                   {0xf4, 0xf4, gr_byte(p, 0x80, 0x8f, two)},
-                                   {'"', '"', GR_END}};
+    struct gr_range all[GR_OTHER_RANGES] = {{0x20, 0x21, later},
+                                            {0x23, 0x5b, later},
+                                            {'\\', '\\', gr_bytes(p, escapes, 8)},
+                                            {0x5d, 0x7f, later},
+                                            [GR_OTHER_RANGES - 1] = {'"', '"', GR_END}};
+    put_foreign(p, later, all + 4);
     gr_become(p, later, gr_bytes(p, all, 13));
     memcpy(j->other, all, sizeof(all));
 }
