@@ -29,6 +29,7 @@ DEVICE = os.environ.get("TANDEM_DEVICE", "cpu")  # set by tests/gpu.sh
 CACHE = tempfile.mkdtemp(prefix="tandem-cache-")
 os.environ["XDG_CACHE_HOME"] = CACHE
 os.environ.setdefault("TANDEM_UP_HTTP", "none")  # tests run beside each other, and there is one port 8000
+os.environ.setdefault("TANDEM_UP_SILENCE_MS", str(3000 * SLOW * crowded()))  # by default 1000, and this machine is busy
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 # Sockets of routers' operators, for this program alone.
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME = tempfile.mkdtemp(prefix="tandem-run-")
@@ -244,10 +245,10 @@ class Cluster:
         for r in self.routers:
             found = []
 
-            def is_answered():  # a fault that is still injected may hit the audit's own messages
+            def is_answered():  # a fault may hit the audit's own messages, and a step may take long
                 found[:] = self.account(r)
                 return not any("it does not answer" in w["problems"] for w in found[1]["workers"])
-            wait_until(is_answered, timeout, lambda: json.dumps(found[1]))
+            wait_until(is_answered, max(timeout, 30), lambda: json.dumps(found[1]))
             assert found[0] == 0 and found[1]["ok"], (r.name, found[1])
 
     def account(self, router=None):

@@ -96,9 +96,9 @@ def take_off(c, requests):
     return flights
 
 
-def busiest(c):
-    """The prefill worker that decodes the most sequences."""
-    wait_until(lambda: any(w["running"] for w in c.status()["workers"]), 10, "some worker decodes")
+def busiest(c, n):
+    """The prefill worker that decodes the most of n sequences."""
+    wait_until(lambda: sum(w["running"] for w in c.status()["workers"]) == n, 10, lambda: f"all decode: {status(c)}")
     return c[max(status(c).values(), key=lambda w: w["running"])["name"]]
 
 
@@ -160,11 +160,11 @@ def test_a_conversation_that_was_kept_is_found_again():
 @test
 def test_a_kept_request_goes_on_elsewhere_when_its_worker_is_killed():
     slow = [*SHAPE, "--sim-prefill", "1000,20,0", "--sim-decode", "20000,0,0"]
-    story = [request(ids=ids(100, 40 + i), max_tokens=100, stopping__ignore_eos=True) for i in range(4)]
+    story = [request(ids=ids(100, 40 + i), max_tokens=250, stopping__ignore_eos=True) for i in range(4)]
     with Cluster(dummy=DIMS, prefill=2, decode=1, plan="kept", worker_args=slow) as c:
         want = [f.answer().content() for f in [Flight(c.router.address, r) for r in story]]
         flights = take_off(c, story)
-        victim = busiest(c)
+        victim = busiest(c, len(flights))
         victim.kill()
         got = [f.answer() for f in flights]
         assert [s.content() for s in got] == want
@@ -202,7 +202,7 @@ def test_a_prefill_worker_that_drains_finishes_what_it_keeps():
         want = [f.answer().content() for f in [Flight(c.router.address, r) for r in story]]
         for limit, replanned in (("30s", False), ("100ms", True)):
             flights = take_off(c, story)
-            leaves = busiest(c)
+            leaves = busiest(c, len(flights))
             out = subprocess.run([TANDEM, "drain", leaves.name, "--router", c.router.address, "--limit", limit], capture_output=True,
                                  text=True, timeout=60 * SLOW)
             assert out.returncode == 0 and leaves.child.wait(20 * SLOW) == 0, (out.stderr, c.log(leaves.name))
