@@ -6,11 +6,12 @@
 
 #include "model/template.h"
 
-enum { MAX_CONFIG_BYTES = 64 << 20, MAX_MESSAGES = 100000, MAX_ROLE = 64 };
+enum { MAX_CONFIG_BYTES = 64 << 20, MAX_MESSAGES = 100000, MAX_ROLE = 64, MAX_FUNCTION = 128 };
 
 struct chat_template {
     /* with_tools NULL: plain is for all requests. Both NULL: there is no template. */
     struct template *plain, *with_tools;
+    char *source;
     json_t *variables; /* special tokens, which every template sees */
 };
 
@@ -45,12 +46,18 @@ static void keep_special(struct chat_template *c, json_t *config)
     }
 }
 
-static enum td_status parse_named(const char *where, const char *text, size_t len, struct template **out,
-                                  struct td_error *e)
+static enum td_status parse_named(struct chat_template *c, const char *where, const char *text, size_t len,
+                                  struct template **out, struct td_error *e)
 {
     struct td_error why = {{0}};
     enum td_status s = template_parse(text, len, out, &why);
-    return s ? td_fail(e, s, "%s: %s (--chat-template FILE uses another)", where, why.text) : TD_OK;
+    if (s)
+        return td_fail(e, s, "%s: %s (--chat-template FILE uses another)", where, why.text);
+    if (out == &c->with_tools || !c->source) {
+        free(c->source);
+        c->source = mem_strdup(text);
+    }
+    return TD_OK;
 }
 
 /* Parses chat_template of tokenizer_config.json: a text, or a list of named ones. */
@@ -61,7 +68,7 @@ static enum td_status parse_config(struct chat_template *c, json_t *v, struct td
     json_t *item;
     enum td_status s = TD_OK;
     if (json_is_string(v))
-        return parse_named(WHERE, json_string_value(v), json_string_length(v), &c->plain, e);
+        return parse_named(c, WHERE, json_string_value(v), json_string_length(v), &c->plain, e);
     json_array_foreach(v, i, item)
     {
         json_t *text = json_object_get(item, "template");
@@ -71,7 +78,7 @@ static enum td_status parse_config(struct chat_template *c, json_t *v, struct td
                                : !strcmp(name, "tool_use") ? &c->with_tools
                                                            : NULL;
         if (!s && to && !*to && json_is_string(text))
-            s = parse_named(WHERE, json_string_value(text), json_string_length(text), to, e);
+            s = parse_named(c, WHERE, json_string_value(text), json_string_length(text), to, e);
     }
     return s;
 }
@@ -82,7 +89,7 @@ static enum td_status read_file(struct chat_template *c, const char *path, struc
     size_t len = 0;
     enum td_status s = file_read(path, TEMPLATE_MAX_SOURCE, &data, &len, e);
     if (!s)
-        s = parse_named(path, data, len, &c->plain, e);
+        s = parse_named(c, path, data, len, &c->plain, e);
     free(data);
     return s;
 }
@@ -149,6 +156,7 @@ void chat_template_close(struct chat_template *c)
     template_close(c->plain);
     template_close(c->with_tools);
     json_decref(c->variables);
+    free(c->source);
     free(c);
 }
 
@@ -157,15 +165,42 @@ bool chat_template_present(const struct chat_template *c)
     return c->plain || c->with_tools;
 }
 
+const char *chat_template_source(const struct chat_template *c)
+{
+    return c->source ? c->source : "";
+}
+
+#define WORD "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
 /*
  * Which roles exist is the template's choice. But a role must be a word, so that it can't write into the
  * prompt.
  */
 static bool is_role(json_t *v)
 {
-    static const char WORD[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     size_t len = json_string_length(v);
     return len && len <= MAX_ROLE && strspn(json_string_value(v), WORD) == len;
+}
+
+/* Calls are told apart by the functions' names, so none may look like a part of a convention (reply.h). */
+static enum td_status check_tools(const struct chat_template *c, json_t *tools, struct td_error *e)
+{
+    size_t i;
+    json_t *tool;
+    if (!json_is_array(tools))
+        return td_fail(e, TD_ERR_INVALID, "chat.tools: not a list");
+    if (json_array_size(tools) && !strstr(chat_template_source(c), "tools"))
+        return td_fail(e, TD_ERR_INVALID, "chat.tools: the model's chat template can't offer functions");
+    json_array_foreach(tools, i, tool)
+    {
+        json_t *function = json_object_get(tool, "function"),
+               *name = json_object_get(function ? function : tool, "name");
+        size_t len = json_string_length(name);
+        if (!len || len > MAX_FUNCTION || strspn(json_string_value(name), WORD ".") != len)
+            return td_fail(e, TD_ERR_INVALID,
+                           "chat.tools[%zu]: must be a function, whose name has letters, digits, _ - . only", i);
+    }
+    return TD_OK;
 }
 
 static enum td_status check_request(const struct chat_template *c, const struct chat_request *q, struct td_error *e)
@@ -181,11 +216,9 @@ static enum td_status check_request(const struct chat_template *c, const struct 
         if (!is_role(json_object_get(m, "role")))
             return td_fail(e, TD_ERR_INVALID, "chat.messages[%zu].role: expected letters, digits, _ or -", i);
     }
-    if (q->tools && !json_is_array(q->tools))
-        return td_fail(e, TD_ERR_INVALID, "chat.tools: not a list");
     if (q->variables && !json_is_object(q->variables))
         return td_fail(e, TD_ERR_INVALID, "chat.variables: not an object");
-    return TD_OK;
+    return q->tools ? check_tools(c, q->tools, e) : TD_OK;
 }
 
 enum td_status chat_template_render(const struct chat_template *c, const struct chat_request *q, struct bytes *out,

@@ -28,6 +28,8 @@ enum td_status chat_template_open(const char *dir, const char *file, struct chat
                                   struct td_error *error_out);
 void chat_template_close(struct chat_template *c); /* NULL is fine */
 bool chat_template_present(const struct chat_template *c);
+/* The text of the template for requests with tools, or of the only one; "": there is none. */
+const char *chat_template_source(const struct chat_template *c);
 
 /* Borrowed. Texts are UTF-8, as jansson keeps them. */
 struct chat_request {

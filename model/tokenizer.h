@@ -76,6 +76,8 @@ void tokenizer_decode(const struct tokenizer *t, const uint32_t *ids, size_t n, 
  */
 struct token_stream;
 struct token_stream *token_stream_open(const struct tokenizer *t, bool skip_special);
+/* These special tokens are not skipped; ids are borrowed. */
+void token_stream_show(struct token_stream *s, const uint32_t *ids, size_t n);
 void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out);
 /* Appends the bytes that this token stands for within a text (special tokens: their names), which may be part
  * of a character. The stream stays as it is. */

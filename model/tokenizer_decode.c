@@ -19,6 +19,8 @@ static const char REPLACEMENT[] = "\xef\xbf\xbd";
 struct token_stream {
     const struct tokenizer *t;
     bool skip_special;
+    const uint32_t *shown; /* special tokens that are not skipped */
+    size_t n_shown;
     bool whole_runs;      /* decoding all at once: judges a run of byte tokens as a whole */
     bool any;             /* a token was decoded */
     uint32_t may_strip;   /* characters at the beginning that may still be stripped */
@@ -39,6 +41,20 @@ struct token_stream *token_stream_open(const struct tokenizer *t, bool skip_spec
     if (s->has_matcher)
         matcher_init(&s->matcher);
     return s;
+}
+
+void token_stream_show(struct token_stream *s, const uint32_t *ids, size_t n)
+{
+    s->shown = ids;
+    s->n_shown = n;
+}
+
+static bool skips(const struct token_stream *s, uint32_t id)
+{
+    bool is_skipped = s->skip_special && s->t->pieces[id].special;
+    for (size_t i = 0; is_skipped && i < s->n_shown; i++)
+        is_skipped = s->shown[i] != id;
+    return is_skipped;
 }
 
 void token_stream_close(struct token_stream *s)
@@ -249,7 +265,7 @@ static struct bytes text_for_steps(const struct tokenizer_piece *p)
 void token_stream_push(struct token_stream *s, uint32_t id, struct bytes *out)
 {
     const struct tokenizer *t = s->t;
-    if (id >= t->n_pieces || !t->pieces[id].known || (s->skip_special && t->pieces[id].special))
+    if (id >= t->n_pieces || !t->pieces[id].known || skips(s, id))
         return;
     const struct tokenizer_piece *p = &t->pieces[id];
     bool first = !s->any;

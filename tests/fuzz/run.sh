@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
 done
 all=(events store_msg block codec layout transfer tensors shards config adapter tokenizer template trace report
   profile ask params keys secret options tcp tcp_tls xfer blobs peer legs
-  http escape grammar)
+  http escape grammar reply)
 [ ${#targets[@]} -gt 0 ] || targets=("${all[@]}")
 if ! echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }' |
   clang -fsanitize=fuzzer -x c - -o /dev/null 2>/dev/null; then

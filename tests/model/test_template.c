@@ -142,6 +142,21 @@ static void check_chat(const char *dir, const char *file, const char *tools, con
     chat_template_close(c);
 }
 
+static void refuses_tools(const char *dir, const char *file, const char *tools, const char *why)
+{
+    struct chat_template *c;
+    struct td_error e = {{0}};
+    struct bytes out = {0};
+    ck_assert_msg(!chat_template_open(dir, file, &c, &e), "%s", e.text);
+    struct chat_request q = {.messages = json_pack("[{s:s, s:s}]", "role", "user", "content", "Hi"),
+                             .tools = json_loads(tools, 0, NULL)};
+    ck_assert_int_ne(chat_template_render(c, &q, &out, &e), TD_OK);
+    ck_assert_msg(strstr(e.text, why), "%s: %s", tools, e.text);
+    json_decref(q.messages);
+    json_decref(q.tools);
+    chat_template_close(c);
+}
+
 START_TEST(test_chat_takes_the_template_that_applies)
 {
     char dir[] = "/tmp/tandem-chat-XXXXXX", file[64], command[128];
@@ -158,14 +173,19 @@ START_TEST(test_chat_takes_the_template_that_applies)
         dir, "tokenizer_config.json",
         "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":null,\"model_max_length\":1000000000000000019884624838656,"
         "\"chat_template\":[{\"name\":\"default\",\"template\":\"{{bos_token}}{{messages[0].content}}\"},"
-        "{\"name\":\"tool_use\",\"template\":\"{{eos_token}}{{tools[0].n}}{{add_generation_prompt}}\"}]}");
+        "{\"name\":\"tool_use\",\"template\":\"{{eos_token}}{{tools[0].name}}{{add_generation_prompt}}\"}]}");
     check_chat(dir, NULL, NULL, "<s>Hi");
-    check_chat(dir, NULL, "[{\"n\":5}]", "5True");
+    check_chat(dir, NULL, "[{\"name\":\"f\"}]", "fTrue");
+    refuses_tools(dir, NULL, "[{\"name\":\"f\"},{\"name\":\"a b\"}]", "chat.tools[1]: must be a function");
+    refuses_tools(dir, NULL, "[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "chat.tools[0]");
+    refuses_tools(dir, NULL, "[5]", "chat.tools[0]");
+    refuses_tools(dir, NULL, "{}", "not a list");
     write_file(dir, "chat_template.jinja", "file {{ messages[0].role }}{{ tools is none }}");
     check_chat(dir, NULL, NULL, "file userTrue");
     snprintf(file, sizeof(file), "%s/other", dir);
     write_file(dir, "other", "{% for m in messages %}{{ m.content }}{% endfor %}{{ bos_token }}");
     check_chat(dir, file, NULL, "Hi<s>");
+    refuses_tools(dir, file, "[{\"name\":\"f\"}]", "template can't offer functions");
 
     write_file(dir, "chat_template.jinja", "ok\n{% import 'x' %}");
     ck_assert_int_eq(chat_template_open(dir, NULL, &c, &e), TD_ERR_UNSUPPORTED);
