@@ -29,8 +29,10 @@
 /* ---------------------------------------------------------------- vocabulary */
 
 struct grammar_vocab;
-/* The bytes of token `id`; length 0: a grammar never allows it (special tokens, entries that are not
- * used). */
+/* The bytes of token `id`; length 0: a grammar never allows it (entries that are not used). A special
+ * token is GRAMMAR_MARK and its text: only marks of GRAMMAR_STRUCTURE allow it, since no text has that
+ * byte. */
+#define GRAMMAR_MARK '\xff'
 typedef void grammar_bytes_of(void *user, uint32_t id, const char **bytes_out, size_t *len_out);
 /* bytes_of is called once for each id below n_tokens. */
 struct grammar_vocab *grammar_vocab_open(uint32_t n_tokens, grammar_bytes_of *bytes_of, void *user);
@@ -40,11 +42,12 @@ uint32_t grammar_mask_words(const struct grammar_vocab *v); /* of 32 bits, in a 
 /* ------------------------------------------------------------------ programs */
 
 enum grammar_kind {
-    GRAMMAR_JSON,   /* any JSON object; text is not looked at */
-    GRAMMAR_SCHEMA, /* a JSON Schema (grammar/schema.c says which part of 2020-12) */
-    GRAMMAR_REGEX,  /* a regular expression that the whole answer matches (grammar/pattern.c) */
-    GRAMMAR_EBNF,   /* rules, in the common ground of GBNF and Lark (grammar/ebnf.c) */
-    GRAMMAR_CHOICE, /* a JSON list of texts, one of which the answer is */
+    GRAMMAR_JSON,      /* any JSON object; text is not looked at */
+    GRAMMAR_SCHEMA,    /* a JSON Schema (grammar/schema.c says which part of 2020-12) */
+    GRAMMAR_REGEX,     /* a regular expression that the whole answer matches (grammar/pattern.c) */
+    GRAMMAR_EBNF,      /* rules, in the common ground of GBNF and Lark (grammar/ebnf.c) */
+    GRAMMAR_CHOICE,    /* a JSON list of texts, one of which the answer is */
+    GRAMMAR_STRUCTURE, /* sequences of texts, marks, schemas and expressions (grammar/structure.c) */
 };
 
 struct grammar;

@@ -14,6 +14,7 @@
  */
 #pragma once
 
+#include <jansson.h>
 #include <pthread.h>
 
 #include "base/mem.h"
@@ -145,6 +146,10 @@ uint32_t gr_other_name(struct gr_program *p, const struct gr_json *j, uint32_t o
 void gr_quote(struct bytes *out, const char *text, size_t len, bool is_ascii);
 
 enum td_status gr_compile_schema(struct gr_program *p, const char *text, size_t len, struct td_error *e);
+/* The rule of a schema, with j as gr_json_init() left it. */
+enum td_status gr_schema_rule(struct gr_program *p, const struct gr_json *j, json_t *schema, uint32_t *rule_out,
+                              struct td_error *e);
+enum td_status gr_compile_structure(struct gr_program *p, const char *text, size_t len, struct td_error *e);
 enum td_status gr_compile_ebnf(struct gr_program *p, const char *text, size_t len, struct td_error *e);
 enum td_status gr_compile_choice(struct gr_program *p, const char *text, size_t len, struct td_error *e);
 

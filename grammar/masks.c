@@ -653,6 +653,8 @@ static enum td_status compile(struct gr_program *p, enum grammar_kind kind, cons
         return gr_compile_schema(p, text, len, e);
     case GRAMMAR_EBNF:
         return gr_compile_ebnf(p, text, len, e);
+    case GRAMMAR_STRUCTURE:
+        return gr_compile_structure(p, text, len, e);
     case GRAMMAR_CHOICE:
         return gr_compile_choice(p, text, len, e);
     case GRAMMAR_REGEX:
@@ -680,7 +682,7 @@ enum td_status grammar_compile(const struct grammar_vocab *vocab, enum grammar_k
         grammar_unref(g);
         return s;
     }
-    bool has_json = kind == GRAMMAR_JSON || kind == GRAMMAR_SCHEMA;
+    bool has_json = kind == GRAMMAR_JSON || kind == GRAMMAR_SCHEMA || kind == GRAMMAR_STRUCTURE;
     if (vocab)
         cache_open(&g->cache, vocab, &g->program, has_json ? vocab->shared : NULL);
     *out = g;

@@ -798,21 +798,29 @@ static uint32_t rule_of(struct schema *s, json_t *schema)
     return rule;
 }
 
+enum td_status gr_schema_rule(struct gr_program *p, const struct gr_json *j, json_t *schema, uint32_t *rule_out,
+                              struct td_error *e)
+{
+    struct schema s = {.p = p, .e = e, .json = *j, .root = schema, .made = json_array()};
+    *rule_out = rule_of(&s, schema);
+    json_decref(s.made);
+    free(s.references);
+    return s.status;
+}
+
 enum td_status gr_compile_schema(struct gr_program *p, const char *text, size_t len, struct td_error *e)
 {
     json_error_t je;
-    struct schema s = {.p = p, .e = e};
+    struct gr_json j;
+    uint32_t rule;
     if (len > TEXT_BYTES_MOST)
         return td_fail(e, TD_ERR_NO_SPACE, "schema: %zu bytes, at most %zu", len, TEXT_BYTES_MOST);
-    s.root = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
-    if (!s.root)
+    json_t *schema = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &je);
+    if (!schema)
         return td_fail(e, TD_ERR_INVALID, "schema: not JSON: %s (line %d, column %d)", je.text, je.line, je.column);
-    s.made = json_array();
-    gr_json_init(p, &s.json);
-    uint32_t rule = rule_of(&s, s.root);
+    gr_json_init(p, &j);
+    enum td_status s = gr_schema_rule(p, &j, schema, &rule, e);
     p->start = gr_space(p, gr_call(p, rule, true, GR_END)); /* space behind it would have no end */
-    json_decref(s.made);
-    json_decref(s.root);
-    free(s.references);
-    return s.status;
+    json_decref(schema);
+    return s;
 }

@@ -35,9 +35,13 @@ struct reading {
 static void bytes_of(void *user, uint32_t id, const char **bytes_out, size_t *len_out)
 {
     struct reading *r = user;
+    bool is_special = tokenizer_is_special(r->tokenizer, id);
     bytes_clear(&r->piece);
-    if (!tokenizer_is_special(r->tokenizer, id))
-        token_stream_piece(r->stream, id, &r->piece);
+    if (is_special)
+        bytes_append(&r->piece, &(char){GRAMMAR_MARK}, 1);
+    token_stream_piece(r->stream, id, &r->piece);
+    if (!is_special && r->piece.len && r->piece.data[0] == GRAMMAR_MARK) /* a byte that no text has */
+        bytes_clear(&r->piece);
     *bytes_out = r->piece.data ? r->piece.data : "";
     *len_out = r->piece.len;
 }
