@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/ask/ask_calls.h"
 #include "proto/ask/ask_params.h"
 
 /* ----------------------------------------------------------------- answer */
@@ -36,6 +37,8 @@ static void on_message(struct rpc_call *call, const ProtobufCMessage *base)
         return; /* a choice that was not asked for */
     Tandem__V1__GenerateEnd **end = c ? &c->end : &a->end;
     bytes_append(c ? &c->text : &a->text, m->text.data, m->text.len);
+    bytes_append(c ? &c->reasoning : &a->reasoning, m->reasoning.data, m->reasoning.len);
+    ask_calls_add(c ? &c->calls : &a->calls, m);
     add_tokens(m, c ? c->ids : a->ids, c ? c->logprobs : a->logprobs, c ? c->top_logprobs : a->top_logprobs);
     if (a->on_text && m->text.len && !c)
         a->on_text(a, m->text.data, m->text.len);
@@ -73,6 +76,8 @@ struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(str
     a->ids = json_array();
     a->logprobs = json_array();
     a->top_logprobs = json_array();
+    if (on_text && json_object_get(request, "messages"))
+        json_object_set_new(request, "raw_answer", json_true());
     bool bad = ask_message_make(request, &b, &e) != TD_OK;
     uint32_t n_choices = bad ? 1 : ask_message_get(b)->sampling->n;
     a->n_more = n_choices > 1 && n_choices <= ASK_MAX_CHOICES ? n_choices - 1 : 0;
@@ -108,10 +113,14 @@ void ask_free(struct ask *a)
         json_decref(a->more[i].logprobs);
         json_decref(a->more[i].top_logprobs);
         bytes_free(&a->more[i].text);
+        bytes_free(&a->more[i].reasoning);
+        json_decref(a->more[i].calls);
         if (a->more[i].end)
             tandem__v1__generate_end__free_unpacked(a->more[i].end, NULL);
     }
     bytes_free(&a->text);
+    bytes_free(&a->reasoning);
+    json_decref(a->calls);
     if (a->end)
         tandem__v1__generate_end__free_unpacked(a->end, NULL);
     free(a);
@@ -184,11 +193,16 @@ static void add_end(json_t *o, const Tandem__V1__GenerateEnd *e)
     }
 }
 
-static void add_choice(json_t *o, const struct ask *a, const struct bytes *text, json_t *ids, json_t *logprobs,
-                       json_t *top_logprobs, const Tandem__V1__GenerateEnd *end)
+static void add_choice(json_t *o, const struct ask *a, const struct bytes *text, const struct bytes *reasoning,
+                       json_t *calls, json_t *ids, json_t *logprobs, json_t *top_logprobs,
+                       const Tandem__V1__GenerateEnd *end)
 {
     json_object_set(o, "token_ids", ids);
     json_object_set_new(o, "text", ask_text_json(text->data, text->len));
+    if (reasoning->len)
+        json_object_set_new(o, "reasoning", ask_text_json(reasoning->data, reasoning->len));
+    if (calls)
+        json_object_set(o, "tool_calls", calls);
     if (json_is_true(json_object_get(a->request, "logprobs")))
         json_object_set(o, "logprobs", logprobs);
     if (json_object_get(a->request, "top_logprobs"))
@@ -210,14 +224,14 @@ json_t *ask_result(const struct ask *a)
         json_object_set_new(o, "error", e);
         return o;
     }
-    add_choice(o, a, &a->text, a->ids, a->logprobs, a->top_logprobs, a->end);
+    add_choice(o, a, &a->text, &a->reasoning, a->calls, a->ids, a->logprobs, a->top_logprobs, a->end);
     if (!a->n_more)
         return o;
     json_t *choices = json_array();
     for (uint32_t i = 0; i < a->n_more; i++) {
         const struct ask_choice *c = &a->more[i];
         json_t *one = json_object();
-        add_choice(one, a, &c->text, c->ids, c->logprobs, c->top_logprobs, c->end);
+        add_choice(one, a, &c->text, &c->reasoning, c->calls, c->ids, c->logprobs, c->top_logprobs, c->end);
         json_array_append_new(choices, one);
     }
     json_object_set_new(o, "choices", choices);

@@ -11,7 +11,8 @@
 #include "proto/ask/ask_message.h"
 
 struct ask_choice { /* a further choice of a request with n > 1; the first choice is in struct ask */
-    struct bytes text;
+    struct bytes text, reasoning;
+    json_t *calls; /* of functions: list of {"id", "name", "arguments"}; NULL: none */
     json_t *ids, *logprobs, *top_logprobs;
     Tandem__V1__GenerateEnd *end;
 };
@@ -22,7 +23,8 @@ struct ask {
     void (*on_done)(struct ask *a);                                     /* called once; may call ask_free() */
     void *user;
 
-    struct bytes text;
+    struct bytes text, reasoning;
+    json_t *calls; /* as in ask_choice */
     json_t *ids, *logprobs, *top_logprobs;
     Tandem__V1__GenerateEnd *end; /* NULL: the call failed, see code and error */
     struct ask_choice more[ASK_MAX_CHOICES - 1];
@@ -32,16 +34,17 @@ struct ask {
     char error[1100];
 };
 
-/* Takes the reference to request. If the request can't be put into a message, on_done is called at once, with
- * code and error. */
+/* Takes the reference to request. on_text gets a chat's answer as the model says it. If the request can't be
+ * put into a message, on_done is called at once, with code and error. */
 struct ask *ask_start(struct rpc_client *c, json_t *request, void (*on_text)(struct ask *, const void *, size_t),
                       void (*on_done)(struct ask *), void *user);
 void ask_free(struct ask *a);
 
 /*
  * The answer as JSON:
- *   {"id", "token_ids", "text", "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..],
- *    "prompt_logprobs", "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
+ *   {"id", "token_ids", "text", "reasoning", "tool_calls" [{"id", "name", "arguments"}, ..],
+ *    "finish_reason", "logprobs", "top_logprobs" [[[id, logprob], ..], ..], "prompt_logprobs",
+ *    "prompt_ranks", "prompt_top_logprobs", "usage", "timing", "placement", "predicted",
  *    "seed", "replans", "choices": [{"token_ids", "text", "finish_reason", ...}] (further ones, with n > 1)}
  * or {"id", "error": {"code", "message", "retry_after_ms"}}.
  */

@@ -29,6 +29,7 @@
 #include "gateway/gateway.h"
 #include "gateway/http_server.h"
 #include "proto/ask/ask_bounds.h"
+#include "proto/ask/ask_calls.h"
 #include "proto/ask/ask_message.h"
 #include "proto/ask/ask_text.h"
 #include "tandem.pb-c.h"
@@ -105,10 +106,11 @@ void gw_error_answer(struct gateway *g, struct http_conn *conn, int status, cons
 struct gw_task;
 
 struct gw_choice {
-    struct bytes text;            /* of an answer that is not streamed */
+    struct bytes text, reasoning; /* of an answer that is not streamed */
+    json_t *calls;                /* the same: list of {"id", "name", "arguments"}; NULL: none */
     Tandem__V1__GenerateEnd *end; /* of such an answer */
     bool is_over;
-    uint64_t n_bytes; /* of text that came */
+    uint64_t n_bytes; /* that came, as Resume counts them */
     uint64_t n_chars; /* of tokens whose scores were shown */
     json_t *scores;   /* of an answer that is not streamed, if they are wanted (scores.h) */
     /* Tokens that came; only where another router could go on after them. */
@@ -142,6 +144,12 @@ static inline bool gw_is_cut(const Tandem__V1__GenerateEnd *end)
     return end && end->finish_reason.len == 6 && !memcmp(end->finish_reason.data, "length", 6);
 }
 
+/* Whether the answer ended by calling functions. */
+static inline bool gw_calls(const Tandem__V1__GenerateEnd *end)
+{
+    return end && end->finish_reason.len == 10 && !memcmp(end->finish_reason.data, "tool_calls", 10);
+}
+
 /* How one of the HTTP APIs (openai.c, responses.c, anthropic.c, plain.c) says what a task has got. delta runs
  * under the task's lock; the others run while no call of the task is under way. */
 struct gw_api {
@@ -157,6 +165,11 @@ struct gw_api {
     const char *error_event;                             /* what the event of an error begins with; NULL: nothing */
 };
 
+/* What of an answer a stream is saying, where the parts of an answer follow each other. */
+enum gw_part { GW_NOTHING, GW_TEXT, GW_REASONING, GW_FUNCTION };
+
+struct gw_member;
+
 struct gw_task {
     struct gateway *g;
     struct http_conn *conn;
@@ -166,9 +179,10 @@ struct gw_task {
     char *traceparent;    /* the same */
     char *headers;        /* further header lines of the answer */
     int64_t created_s;
-    char *model;         /* as the request named it, or NULL */
-    struct bytes prefix; /* what every event of a stream begins with */
-    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores;
+    const struct gw_member *members; /* the table by which the request was read; NULL: it has none */
+    char *model;                     /* as the request named it, or NULL */
+    struct bytes prefix;             /* what every event of a stream begins with */
+    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores, shows_reasoning;
     uint32_t n_top;     /* likeliest tokens beside each scored token */
     uint32_t n_choices; /* for each prompt */
     struct gw_call *calls;
@@ -179,6 +193,9 @@ struct gw_task {
     bool has_begun;       /* the stream */
     uint64_t started;     /* bits: choices whose first event was sent */
     uint64_t n_events;    /* of a stream whose events have numbers */
+    enum gw_part part;    /* of a stream: what it is saying, and how many parts it has begun */
+    uint32_t n_parts;
+    json_t *parts; /* the parts that are over, where a stream's last event repeats them */
     uint64_t prompt_tokens, completion_tokens, cached_tokens;
     enum rpc_code code; /* RPC_OK: nothing has failed */
     int status;         /* of gw_task_fail(); 0: none */

@@ -28,6 +28,8 @@ enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_err
 {
     const char *name;
     json_t *v;
+    if (!r->task->members)
+        r->task->members = r->table;
     json_object_foreach(body, name, v)
     {
         const struct gw_member *m = find(r->table, name);
@@ -39,7 +41,22 @@ enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_err
         if (s)
             return s;
     }
+    if (r->has_one_call && (json_object_get(r->ask, "must_call") || json_object_get(r->ask, "function")))
+        json_object_set_new(r->ask, "one_call", json_true());
     return TD_OK;
+}
+
+void gw_members_rename(const struct gw_member *table, const char *text, char *out, size_t cap)
+{
+    size_t len = rpc_text_field(text), section = strcspn(text, ".");
+    const char *name = section < len ? text + section + 1 : text;
+    size_t n = strcspn(name, ".[:");
+    while (len && table && table->name && !(table->ask && strlen(table->ask) == n && !strncmp(table->ask, name, n)))
+        table++;
+    if (len && table && table->name)
+        snprintf(out, cap, "%s%s", table->name, name + n);
+    else
+        snprintf(out, cap, "%s", text);
 }
 
 enum td_status gw_member_ignored(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
@@ -116,13 +133,41 @@ enum td_status gw_member_structured(struct gw_reading *r, const struct gw_member
     return gw_member_inner(r, m, STRUCTURED, v, e);
 }
 
+enum td_status gw_member_parallel(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (!json_is_boolean(v))
+        return td_fail(e, TD_ERR_INVALID, "%s: must be true or false", m->name);
+    r->has_one_call = json_is_false(v);
+    return TD_OK;
+}
+
+/* none: the functions are not offered. */
+enum td_status gw_member_tools(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    bool is_empty = json_is_array(v) && !json_array_size(v);
+    return r->has_no_tools || is_empty ? TD_OK : gw_member_put(r, m, v, e);
+}
+
 enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     const char *word = json_string_value(v);
-    (void)r;
-    if (word && (!strcmp(word, "none") || !strcmp(word, "auto")))
+    if (word && !strcmp(word, "none")) {
+        r->has_no_tools = true;
+        json_object_del(r->ask, "tools");
         return TD_OK;
-    return td_fail(e, TD_ERR_INVALID, "%s: only 'none' and 'auto' are supported", m->name);
+    }
+    if (word && !strcmp(word, "auto"))
+        return TD_OK;
+    if (word && (!strcmp(word, "required") || !strcmp(word, "any"))) {
+        json_object_set_new(r->ask, "must_call", json_true());
+        return TD_OK;
+    }
+    json_t *function = json_object_get(v, "function"), *name = json_object_get(function ? function : v, "name");
+    if (json_is_string(name)) {
+        json_object_set(r->ask, "function", name);
+        return TD_OK;
+    }
+    return td_fail(e, TD_ERR_INVALID, "%s: must be 'none', 'auto', 'required', or a function", m->name);
 }
 
 enum td_status gw_member_stream(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)

@@ -15,6 +15,8 @@ struct gw_reading {
     const struct gw_member *table;
     json_t *prompts;    /* completions: the list of prompts; borrowed */
     json_int_t best_of; /* completions: 0: not given */
+    bool has_no_tools;  /* tool_choice is none */
+    bool has_one_call;  /* calls are not parallel */
     json_t *system;     /* a system message outside of the list of messages; owned, or NULL */
 };
 
@@ -25,8 +27,11 @@ struct gw_member {
     enum td_status (*read)(struct gw_reading *r, const struct gw_member *m, json_t *value, struct td_error *e);
 };
 
-/* Reads all members of body. Errors begin with the member's name. */
+/* Reads all members of body, and keeps the outermost table in the task. Errors begin with the member's
+ * name. */
 enum td_status gw_members_read(struct gw_reading *r, json_t *body, struct td_error *error_out);
+/* A router's refusal, "chat.tools[0]: ...", with the name that the client gave. Without one: as it is. */
+void gw_members_rename(const struct gw_member *table, const char *text, char *out, size_t cap);
 /* Checks the value by the parameter m->ask, and puts it there. */
 enum td_status gw_member_put(struct gw_reading *r, const struct gw_member *m, json_t *value, struct td_error *e);
 
@@ -46,6 +51,8 @@ enum td_status gw_member_system(struct gw_reading *r, const struct gw_member *m,
 enum td_status gw_member_format(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 /* vLLM's: {"json" | "regex" | "choice" | "grammar" | "json_object": ...}. */
 enum td_status gw_member_structured(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_parallel(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_tools(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 /* Puts r->system before the other messages, and frees it. TD_ERR_INVALID: there are none. */

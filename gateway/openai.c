@@ -140,9 +140,9 @@ static const struct gw_member CHAT[] = {
     {"chat_template_kwargs", "variables", NULL},
     {"logprobs", "logprobs", read_chat_logprobs},
     {"top_logprobs", "top_logprobs", NULL},
-    {"tools", NULL, gw_member_false},
-    {"tool_choice", NULL, gw_member_tool_choice},
-    IGNORED("parallel_tool_calls"),
+    {"tools", "tools", gw_member_tools},
+    {"tool_choice", "must_call", gw_member_tool_choice},
+    {"parallel_tool_calls", NULL, gw_member_parallel},
     IGNORED("verbosity"),
     IGNORED("prediction"),
     {NULL, NULL, NULL},
@@ -281,6 +281,36 @@ static json_t *usage_json(const struct gw_task *t)
                      (json_int_t)t->cached_tokens);
 }
 
+/* One call of a function, or what is new of it. */
+static json_t *call_json(json_t *id, json_t *name, json_t *arguments)
+{
+    json_t *function = json_pack("{s:o}", "arguments", arguments), *call = json_object();
+    if (name)
+        json_object_set_new(function, "name", name);
+    if (id)
+        json_object_update_new(call, json_pack("{s:o, s:s}", "id", id, "type", "function"));
+    json_object_set_new(call, "function", function);
+    return call;
+}
+
+static json_t *message_json(const struct gw_choice *c)
+{
+    bool is_empty = !c->text.len && json_array_size(c->calls);
+    json_t *m = json_pack("{s:s, s:o, s:n}", "role", "assistant", "content",
+                          is_empty ? json_null() : ask_text_json(c->text.data, c->text.len), "refusal"),
+           *calls = json_array(), *call;
+    size_t i;
+    if (c->reasoning.len)
+        json_object_set_new(m, "reasoning_content", ask_text_json(c->reasoning.data, c->reasoning.len));
+    json_array_foreach(c->calls, i, call) json_array_append_new(
+        calls, call_json(json_incref(json_object_get(call, "id")), json_incref(json_object_get(call, "name")),
+                         json_incref(json_object_get(call, "arguments"))));
+    if (json_array_size(calls))
+        json_object_set(m, "tool_calls", calls);
+    json_decref(calls);
+    return m;
+}
+
 static void whole(struct gw_task *t, struct bytes *out)
 {
     json_t *choices = json_array();
@@ -288,13 +318,11 @@ static void whole(struct gw_task *t, struct bytes *out)
     for (uint32_t i = 0; i < t->n_calls; i++)
         for (uint32_t k = 0; k < t->n_choices; k++) {
             const struct gw_choice *c = &t->calls[i].choices[k];
-            json_t *one = json_pack("{s:I}", "index", (json_int_t)i * t->n_choices + k),
-                   *text = ask_text_json(c->text.data, c->text.len);
+            json_t *one = json_pack("{s:I}", "index", (json_int_t)i * t->n_choices + k);
             if (t->is_chat)
-                json_object_set_new(one, "message",
-                                    json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", text, "refusal"));
+                json_object_set_new(one, "message", message_json(c));
             else
-                json_object_set_new(one, "text", text);
+                json_object_set_new(one, "text", ask_text_json(c->text.data, c->text.len));
             if (c->scores && t->wants_prompt_scores && t->calls[i].choices[0].end)
                 gw_scores_add_prompt(t, c->scores, t->calls[i].choices[0].end);
             json_object_set(one, "logprobs", c->scores ? c->scores : json_null());
@@ -334,6 +362,12 @@ static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__G
                      m->choice);
         t->started |= 1ull << m->choice;
     }
+    if (m->reasoning.len) {
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out, "{\"index\":%u,\"delta\":{\"reasoning_content\":\"", m->choice);
+        ask_text_escape(out, m->reasoning.data, m->reasoning.len);
+        bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+    }
     if (m->text.len || (t->wants_scores && m->n_tokens)) {
         bytes_append(out, t->prefix.data, t->prefix.len);
         bytes_printf(out, "{\"index\":%u,\"delta\":{\"content\":\"", m->choice);
@@ -341,6 +375,17 @@ static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__G
         bytes_printf(out, "\"},");
         append_scores(t, c, m, out);
         bytes_printf(out, ",\"finish_reason\":null}]}\n\n");
+    }
+    for (size_t i = 0; i < m->n_tool_calls; i++) {
+        const Tandem__V1__ToolCall *d = m->tool_calls[i];
+        json_t *call = call_json(d->id.len ? ask_text_json(d->id.data, d->id.len) : NULL,
+                                 d->name.len ? ask_text_json(d->name.data, d->name.len) : NULL,
+                                 ask_text_json(d->arguments.data, d->arguments.len));
+        json_object_set_new(call, "index", json_integer(d->index));
+        bytes_append(out, t->prefix.data, t->prefix.len);
+        bytes_printf(out, "{\"index\":%u,\"delta\":{\"tool_calls\":[", m->choice);
+        ask_json_append(out, call);
+        bytes_printf(out, "]},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
     }
     if (m->end) {
         bytes_append(out, t->prefix.data, t->prefix.len);

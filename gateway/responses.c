@@ -2,13 +2,17 @@
  * OpenAI's Responses, as the Open Responses text has them, without state: nothing is stored, so an answer
  * can't be asked for later, or be built upon by its id.
  *
- * A stream is one message with one part:
+ * A stream is a list of items: reasoning, a message of one part, calls of functions.
  *
- *     response.created, response.in_progress, response.output_item.added, response.content_part.added,
- *     response.output_text.delta..., response.output_text.done, response.content_part.done,
- *     response.output_item.done, response.completed or response.incomplete
+ *     response.created, response.in_progress,
+ *     {response.output_item.added, response.output_item.done} of each item; between them, of a message,
+ *         response.content_part.added, response.output_text.delta..., response.output_text.done,
+ *         response.content_part.done;
+ *     of reasoning response.reasoning_text.delta..., response.reasoning_text.done;
+ *     of a call response.function_call_arguments.delta..., response.function_call_arguments.done;
+ *     response.completed or response.incomplete
  *
- * Each event has a number of its own, and the later ones repeat the text, which is therefore kept.
+ * Each event has a number of its own, and the later ones repeat the item, which is therefore kept.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,30 +21,75 @@
 
 /* ------------------------------------------------------------------ members */
 
-/* One item of the input: a message; its role and content are those of a chat. */
-static enum td_status check_item(const json_t *item, size_t i, struct td_error *e)
+/* A call that was made before, or what came of it, as a message of a chat. NULL: the item is neither. */
+static json_t *call_message(const json_t *item, const char *type)
+{
+    json_t *id = json_object_get(item, "call_id");
+    if (!strcmp(type, "function_call"))
+        return json_pack("{s:s, s:[{s:O*, s:s, s:{s:O*, s:O*}}]}", "role", "assistant", "tool_calls", "id", id, "type",
+                         "function", "function", "name", json_object_get(item, "name"), "arguments",
+                         json_object_get(item, "arguments"));
+    if (!strcmp(type, "function_call_output"))
+        return json_pack("{s:s, s:O*, s:O*}", "role", "tool", "tool_call_id", id, "content",
+                         json_object_get(item, "output"));
+    return NULL;
+}
+
+/* Adds an item of the input to the messages. Calls that follow each other are one message; reasoning is left
+ * out. */
+static enum td_status add_item(json_t *list, json_t *item, size_t i, struct td_error *e)
 {
     const char *type = json_string_value(json_object_get(item, "type"));
-    if (type && strcmp(type, "message") != 0)
-        return td_fail(e, TD_ERR_INVALID, "input[%zu].type: only 'message' is supported", i);
+    json_t *last = json_array_get(list, json_array_size(list) - 1), *before = json_object_get(last, "tool_calls");
+    if (type && !strcmp(type, "reasoning"))
+        return TD_OK;
+    json_t *message = type ? call_message(item, type) : NULL, *calls = json_object_get(message, "tool_calls");
+    if (before && calls) {
+        json_array_extend(before, calls);
+        json_decref(message);
+        return TD_OK;
+    }
+    if (!message && type && strcmp(type, "message") != 0)
+        return td_fail(e, TD_ERR_INVALID,
+                       "input[%zu].type: must be 'message', 'function_call', 'function_call_output' or 'reasoning'", i);
+    message = message ? message : json_incref(item);
+    json_object_del(message, "type");
+    json_object_del(message, "id");
+    json_object_del(message, "status");
+    json_array_append_new(list, message);
     return TD_OK;
 }
 
 static enum td_status read_input(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     size_t i;
-    json_t *item, *list = json_is_string(v) ? json_pack("[{s:s, s:O}]", "role", "user", "content", v) : json_incref(v);
+    json_t *item, *list = json_is_string(v) ? json_pack("[{s:s, s:O}]", "role", "user", "content", v) : json_array();
     enum td_status s = TD_OK;
-    json_array_foreach(list, i, item)
-    {
-        s = s ? s : check_item(item, i, e);
-        json_object_del(item, "type");
-        json_object_del(item, "id");
-        json_object_del(item, "status");
-    }
+    json_array_foreach(v, i, item) s = s ? s : add_item(list, item, i, e);
     if (!s)
         s = gw_member_messages(r, m, list, e);
     json_decref(list);
+    return s;
+}
+
+/* {"type": "function", "name", "parameters", ...}: a function as chats have it. */
+static enum td_status read_tools(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    size_t i;
+    json_t *tool, *tools = json_array();
+    enum td_status s = json_is_array(v) ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: must be a list", m->name);
+    json_array_foreach(v, i, tool)
+    {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        json_t *function = json_copy(tool);
+        if (!s && (!type || strcmp(type, "function") != 0))
+            s = td_fail(e, TD_ERR_INVALID, "%s[%zu].type: only 'function' is supported", m->name, i);
+        json_object_del(function, "type");
+        json_array_append_new(tools, json_pack("{s:s, s:o}", "type", "function", "function", function));
+    }
+    if (!s)
+        s = gw_member_tools(r, m, tools, e);
+    json_decref(tools);
     return s;
 }
 
@@ -78,8 +127,8 @@ static const struct gw_member RESPONSES[] = {
     {"presence_penalty", "presence_penalty", NULL},
     {"frequency_penalty", "frequency_penalty", NULL},
     {"text", NULL, read_text},
-    {"tools", NULL, gw_member_false},
-    {"tool_choice", NULL, gw_member_tool_choice},
+    {"tools", "tools", read_tools},
+    {"tool_choice", "must_call", gw_member_tool_choice},
     {"truncation", NULL, read_truncation},
     {"background", NULL, gw_member_false},
     {"previous_response_id", NULL, read_previous},
@@ -89,7 +138,7 @@ static const struct gw_member RESPONSES[] = {
     {"top_logprobs", NULL, gw_member_false},
     {"tandem", NULL, gw_member_tandem},
     {"reasoning", NULL, gw_member_ignored},
-    {"parallel_tool_calls", NULL, gw_member_ignored},
+    {"parallel_tool_calls", NULL, gw_member_parallel},
     {"max_tool_calls", NULL, gw_member_ignored},
     {"stream_options", NULL, gw_member_ignored},
     {"user", NULL, gw_member_ignored},
@@ -120,19 +169,55 @@ static enum td_status read_responses(struct gw_task *t, json_t *body, struct td_
 
 /* ------------------------------------------------------------------ answers */
 
-static json_t *part_json(const struct bytes *text)
+static json_t *part_json(json_t *text)
 {
-    return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", ask_text_json(text->data, text->len),
-                     "annotations", "logprobs");
+    return json_pack("{s:s, s:o, s:[], s:[]}", "type", "output_text", "text", text, "annotations", "logprobs");
 }
 
-/* The message. text: NULL: nothing was said yet. */
-static json_t *item_json(const struct gw_task *t, const char *status, const struct bytes *text)
+/* "msg_..." and so on; the first item of the kind that most answers have only one of has no number. */
+static json_t *id_json(const struct gw_task *t, const char *kind, uint32_t number)
 {
-    char id[GW_ID_BYTES + 8];
-    snprintf(id, sizeof(id), "msg_%s", t->id);
-    return json_pack("{s:s, s:s, s:s, s:s, s:o}", "type", "message", "id", id, "status", status, "role", "assistant",
-                     "content", text ? json_pack("[o]", part_json(text)) : json_array());
+    char id[GW_ID_BYTES + 32];
+    snprintf(id, sizeof(id), number ? "%s_%s_%u" : "%s_%s", kind, t->id, number);
+    return json_string(id);
+}
+
+/* text: NULL: nothing was said yet. */
+static json_t *message_json(const struct gw_task *t, uint32_t number, const char *status, json_t *text)
+{
+    return json_pack("{s:s, s:o, s:s, s:s, s:o}", "type", "message", "id", id_json(t, "msg", number), "status", status,
+                     "role", "assistant", "content", text ? json_pack("[o]", part_json(text)) : json_array());
+}
+
+static json_t *reasoning_json(const struct gw_task *t, uint32_t number, const char *status, json_t *text)
+{
+    return json_pack("{s:s, s:o, s:s, s:[], s:o}", "type", "reasoning", "id", id_json(t, "rs", number), "status",
+                     status, "summary", "content",
+                     text ? json_pack("[{s:s, s:o}]", "type", "reasoning_text", "text", text) : json_array());
+}
+
+static json_t *call_json(const struct gw_task *t, uint32_t number, const char *status, json_t *id, json_t *name,
+                         json_t *arguments)
+{
+    return json_pack("{s:s, s:o, s:s, s:o, s:o, s:o}", "type", "function_call", "id", id_json(t, "fc", number),
+                     "status", status, "call_id", id, "name", name, "arguments", arguments);
+}
+
+/* The items of an answer that is not streamed. */
+static json_t *items_json(const struct gw_task *t, const struct gw_choice *c, const char *status)
+{
+    json_t *items = json_array(), *call;
+    size_t i;
+    if (c->reasoning.len)
+        json_array_append_new(items, reasoning_json(t, (uint32_t)json_array_size(items), status,
+                                                    ask_text_json(c->reasoning.data, c->reasoning.len)));
+    if (c->text.len || !json_array_size(c->calls))
+        json_array_append_new(
+            items, message_json(t, (uint32_t)json_array_size(items), status, ask_text_json(c->text.data, c->text.len)));
+    json_array_foreach(c->calls, i, call) json_array_append_new(
+        items, call_json(t, (uint32_t)json_array_size(items), status, json_incref(json_object_get(call, "id")),
+                         json_incref(json_object_get(call, "name")), json_incref(json_object_get(call, "arguments"))));
+    return items;
 }
 
 static json_t *usage_json(const struct gw_task *t)
@@ -143,15 +228,20 @@ static json_t *usage_json(const struct gw_task *t)
                      (json_int_t)(t->prompt_tokens + t->completion_tokens));
 }
 
-/* The whole object. end: NULL: the answer is under way, and there is no output yet. */
-static json_t *response_json(const struct gw_task *t, const struct gw_choice *c, const Tandem__V1__GenerateEnd *end)
+static const char *status_of(const Tandem__V1__GenerateEnd *end)
 {
-    const char *status = !end ? "in_progress" : gw_is_cut(end) ? "incomplete" : "completed";
+    return !end ? "in_progress" : gw_is_cut(end) ? "incomplete" : "completed";
+}
+
+/* The whole object, with its items. end: NULL: the answer is under way. */
+static json_t *response_json(const struct gw_task *t, json_t *items, const Tandem__V1__GenerateEnd *end)
+{
+    const char *status = status_of(end);
     char id[GW_ID_BYTES + 8];
     snprintf(id, sizeof(id), "resp_%s", t->id);
     json_t *v = json_pack("{s:s, s:s, s:I, s:s, s:s}", "id", id, "object", "response", "created_at",
                           (json_int_t)t->created_s, "status", status, "model", t->model ? t->model : "");
-    json_object_set_new(v, "output", end ? json_pack("[o]", item_json(t, status, &c->text)) : json_array());
+    json_object_set_new(v, "output", items);
     json_object_set_new(v, "usage", end ? usage_json(t) : json_null());
     json_object_set_new(v, "incomplete_details",
                         gw_is_cut(end) ? json_pack("{s:s}", "reason", "max_output_tokens") : json_null());
@@ -165,7 +255,7 @@ static json_t *response_json(const struct gw_task *t, const struct gw_choice *c,
 static void whole(struct gw_task *t, struct bytes *out)
 {
     const struct gw_choice *c = &t->calls[0].choices[0];
-    ask_json_append(out, response_json(t, c, c->end));
+    ask_json_append(out, response_json(t, items_json(t, c, status_of(c->end)), c->end));
 }
 
 /* ------------------------------------------------------------------- events */
@@ -180,56 +270,127 @@ static void event(struct gw_task *t, struct bytes *out, const char *type, json_t
     bytes_printf(out, "\n\n");
 }
 
-/* What the events of the part have in common. */
-static json_t *at_part(const struct gw_task *t)
+static const char *const KINDS[] = {[GW_TEXT] = "msg", [GW_REASONING] = "rs", [GW_FUNCTION] = "fc"};
+
+/* What the events of the open item have in common. */
+static json_t *at_item(const struct gw_task *t)
 {
-    char id[GW_ID_BYTES + 8];
-    snprintf(id, sizeof(id), "msg_%s", t->id);
-    return json_pack("{s:s, s:i, s:i}", "item_id", id, "output_index", 0, "content_index", 0);
+    uint32_t number = t->n_parts - 1;
+    json_t *v =
+        json_pack("{s:o, s:I}", "item_id", id_json(t, KINDS[t->part], number), "output_index", (json_int_t)number);
+    if (t->part != GW_FUNCTION)
+        json_object_set_new(v, "content_index", json_integer(0));
+    return v;
 }
 
-static void begin(struct gw_task *t, struct gw_choice *c, struct bytes *out)
+static void say_item(struct gw_task *t, struct bytes *out, const char *type, json_t *item)
 {
-    const struct bytes nothing = {0};
-    json_t *part = at_part(t);
-    event(t, out, "response.created", json_pack("{s:o}", "response", response_json(t, c, NULL)));
-    event(t, out, "response.in_progress", json_pack("{s:o}", "response", response_json(t, c, NULL)));
-    event(t, out, "response.output_item.added",
-          json_pack("{s:i, s:o}", "output_index", 0, "item", item_json(t, "in_progress", NULL)));
-    json_object_set_new(part, "part", part_json(&nothing));
-    event(t, out, "response.content_part.added", part);
+    event(t, out, type, json_pack("{s:I, s:o}", "output_index", (json_int_t)t->n_parts - 1, "item", item));
 }
 
-static void say_end(struct gw_task *t, struct gw_choice *c, const Tandem__V1__GenerateEnd *end, struct bytes *out)
+/* What was said of the open item so far, which is kept in c->text. */
+static json_t *said(const struct gw_choice *c)
 {
-    json_t *text = at_part(t), *part = at_part(t);
-    json_object_set_new(text, "text", ask_text_json(c->text.data, c->text.len));
-    json_object_set_new(text, "logprobs", json_array());
-    json_object_set_new(part, "part", part_json(&c->text));
-    event(t, out, "response.output_text.done", text);
-    event(t, out, "response.content_part.done", part);
-    event(t, out, "response.output_item.done",
-          json_pack("{s:i, s:o}", "output_index", 0, "item",
-                    item_json(t, gw_is_cut(end) ? "incomplete" : "completed", &c->text)));
-    event(t, out, gw_is_cut(end) ? "response.incomplete" : "response.completed",
-          json_pack("{s:o}", "response", response_json(t, c, end)));
+    return ask_text_json(c->text.data, c->text.len);
+}
+
+static void close_item(struct gw_task *t, struct gw_choice *c, const char *status, struct bytes *out)
+{
+    static const char *const DONE[] = {[GW_TEXT] = "response.output_text.done",
+                                       [GW_REASONING] = "response.reasoning_text.done",
+                                       [GW_FUNCTION] = "response.function_call_arguments.done"};
+    if (!t->part)
+        return;
+    uint32_t number = t->n_parts - 1;
+    json_t *v = at_item(t), *item, *call = json_array_get(c->calls, json_array_size(c->calls) - 1);
+    json_object_set_new(v, t->part == GW_FUNCTION ? "arguments" : "text", said(c));
+    if (t->part == GW_TEXT)
+        json_object_set_new(v, "logprobs", json_array());
+    event(t, out, DONE[t->part], v);
+    if (t->part == GW_TEXT) {
+        v = at_item(t);
+        json_object_set_new(v, "part", part_json(said(c)));
+        event(t, out, "response.content_part.done", v);
+        item = message_json(t, number, status, said(c));
+    } else if (t->part == GW_REASONING) {
+        item = reasoning_json(t, number, status, said(c));
+    } else {
+        item = call_json(t, number, status, json_incref(json_object_get(call, "id")),
+                         json_incref(json_object_get(call, "name")), said(c));
+    }
+    json_array_append(t->parts, item);
+    say_item(t, out, "response.output_item.done", item);
+    bytes_clear(&c->text);
+    t->part = GW_NOTHING;
+}
+
+/* call: of GW_FUNCTION. */
+static void open_item(struct gw_task *t, struct gw_choice *c, enum gw_part part, const json_t *call, struct bytes *out)
+{
+    static const char OPEN[] = "in_progress";
+    close_item(t, c, "completed", out);
+    t->part = part;
+    uint32_t number = t->n_parts++;
+    json_t *item = part == GW_TEXT        ? message_json(t, number, OPEN, NULL)
+                   : part == GW_REASONING ? reasoning_json(t, number, OPEN, NULL)
+                                          : call_json(t, number, OPEN, json_incref(json_object_get(call, "id")),
+                                                      json_incref(json_object_get(call, "name")), json_string(""));
+    say_item(t, out, "response.output_item.added", item);
+    if (part != GW_TEXT)
+        return;
+    json_t *v = at_item(t);
+    json_object_set_new(v, "part", part_json(json_string("")));
+    event(t, out, "response.content_part.added", v);
+}
+
+static void say(struct gw_task *t, struct gw_choice *c, const char *type, ProtobufCBinaryData text, struct bytes *out)
+{
+    json_t *v = at_item(t);
+    bytes_append(&c->text, text.data, text.len);
+    json_object_set_new(v, "delta", ask_text_json(text.data, text.len));
+    if (t->part == GW_TEXT)
+        json_object_set_new(v, "logprobs", json_array());
+    event(t, out, type, v);
+}
+
+static void begin(struct gw_task *t, struct bytes *out)
+{
+    t->started = 1;
+    t->parts = json_array();
+    event(t, out, "response.created", json_pack("{s:o}", "response", response_json(t, json_array(), NULL)));
+    event(t, out, "response.in_progress", json_pack("{s:o}", "response", response_json(t, json_array(), NULL)));
 }
 
 static void delta(struct gw_task *t, struct gw_call *call, const Tandem__V1__GenerateResponse *m, struct bytes *out)
 {
     struct gw_choice *c = &call->choices[0];
     if (!t->started)
-        begin(t, c, out);
-    t->started = 1;
-    if (m->text.len) {
-        json_t *v = at_part(t);
-        bytes_append(&c->text, m->text.data, m->text.len);
-        json_object_set_new(v, "delta", ask_text_json(m->text.data, m->text.len));
-        json_object_set_new(v, "logprobs", json_array());
-        event(t, out, "response.output_text.delta", v);
+        begin(t, out);
+    if (m->reasoning.len) {
+        if (t->part != GW_REASONING)
+            open_item(t, c, GW_REASONING, NULL, out);
+        say(t, c, "response.reasoning_text.delta", m->reasoning, out);
     }
-    if (m->end)
-        say_end(t, c, m->end, out);
+    if (t->part != GW_TEXT && (m->text.len || (m->end && !t->n_parts && !m->n_tool_calls)))
+        open_item(t, c, GW_TEXT, NULL, out);
+    if (m->text.len)
+        say(t, c, "response.output_text.delta", m->text, out);
+    for (size_t i = 0; i < m->n_tool_calls; i++) {
+        const Tandem__V1__ToolCall *d = m->tool_calls[i];
+        if (d->id.len) {
+            json_t *one = json_pack("{s:o, s:o}", "id", ask_text_json(d->id.data, d->id.len), "name",
+                                    ask_text_json(d->name.data, d->name.len));
+            open_item(t, c, GW_FUNCTION, one, out);
+            c->calls = c->calls ? c->calls : json_array();
+            json_array_append_new(c->calls, one);
+        }
+        say(t, c, "response.function_call_arguments.delta", d->arguments, out);
+    }
+    if (!m->end)
+        return;
+    close_item(t, c, status_of(m->end), out);
+    event(t, out, gw_is_cut(m->end) ? "response.incomplete" : "response.completed",
+          json_pack("{s:o}", "response", response_json(t, json_incref(t->parts), m->end)));
 }
 
 static void end(struct gw_task *t, struct bytes *out)

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "gateway/gateway_internal.h"
+#include "gateway/members.h"
 #include "gateway/scores.h"
 
 static const char EVENTS[] = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
@@ -52,6 +53,8 @@ static void free_call(struct gw_call *c)
         protobuf_c_message_free_unpacked(c->response, NULL);
     for (int i = 0; i < ASK_MAX_CHOICES; i++) {
         bytes_free(&c->choices[i].text);
+        bytes_free(&c->choices[i].reasoning);
+        json_decref(c->choices[i].calls);
         free(c->choices[i].ids);
         json_decref(c->choices[i].scores);
         if (c->choices[i].end)
@@ -69,6 +72,7 @@ static void free_task(struct gw_task *t)
     free(t->authorization);
     free(t->traceparent);
     free(t->headers);
+    json_decref(t->parts);
     free(t->model);
     bytes_free(&t->prefix);
     bytes_free(&t->events);
@@ -191,6 +195,8 @@ static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessa
     const Tandem__V1__GenerateResponse *m = (const Tandem__V1__GenerateResponse *)base;
     struct gw_choice *choice = &c->choices[m->choice];
     bytes_append(&choice->text, m->text.data, m->text.len);
+    bytes_append(&choice->reasoning, m->reasoning.data, m->reasoning.len);
+    ask_calls_add(&choice->calls, m);
     if (c->task->wants_scores) {
         choice->scores = choice->scores ? choice->scores : gw_scores_new(c->task);
         gw_scores_add(c->task, choice->scores, m, &choice->n_chars);
@@ -207,7 +213,9 @@ static void gather(struct gw_call *c, struct rpc_call *rpc, const ProtobufCMessa
 static void note_progress(struct gw_call *c, const Tandem__V1__GenerateResponse *m)
 {
     struct gw_choice *choice = &c->choices[m->choice];
-    choice->n_bytes += m->text.len;
+    choice->n_bytes += m->text.len + m->reasoning.len;
+    for (size_t i = 0; i < m->n_tool_calls; i++)
+        choice->n_bytes += m->tool_calls[i]->name.len + m->tool_calls[i]->arguments.len;
     choice->is_over |= m->end != NULL;
     for (size_t i = 0; i < m->n_tokens && c->request; i++) {
         choice->ids = MEM_ROOM(choice->ids, choice->n_ids, choice->cap_ids, 64);
@@ -297,7 +305,7 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
         is_first = true;
         t->code = code;
         t->retry_after_ms = rpc_call_retry_after_ms(rpc);
-        snprintf(t->why, sizeof(t->why), "%s", text);
+        gw_members_rename(code == RPC_INVALID_ARGUMENT ? t->members : NULL, text, t->why, sizeof(t->why));
     }
     bool is_last = --t->n_left == 0;
     if (is_first && !is_last)
@@ -512,7 +520,8 @@ void gw_task_run(struct gateway *g, struct http_conn *conn, const struct gw_api 
         s = api->read(t, body, &e);
     json_decref(body);
     if (s) {
-        refuse(t, gw_error_status(rpc_code_of_status(s)), e.text, 0);
+        gw_members_rename(t->members, e.text, t->why, sizeof(t->why));
+        refuse(t, gw_error_status(rpc_code_of_status(s)), t->why, 0);
         return;
     }
     log_debug(&g->log, "request received req=%s path=%s calls=%u", t->id, api->path, t->n_calls);

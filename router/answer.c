@@ -20,6 +20,7 @@
 
 enum {
     MAX_SHOWN = 1024,  /* tokens in one message */
+    MAX_PARTS = 64,    /* the same if parts are told apart: such a message is never too large */
     KEEP_BYTES = 8192, /* with more than this in the call's queue, tokens wait to be sent together... */
     KEEP_TOKENS = 32,  /* ...until there are this many */
 };
@@ -110,8 +111,8 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
         events[i].n_top_pieces = events[i].n_top_ids;
         at += 1 + (uint32_t)events[i].n_top_ids;
     }
-    if (upto > q->shown) /* q->text.data is NULL while there is no text */
-        m.text = (ProtobufCBinaryData){upto - q->shown, (uint8_t *)q->text.data + q->shown};
+    struct parts parts;
+    parts_fill(q, upto, end != NULL, &m, &parts);
     if (q->p.want_ids || q->p.want_logprobs || q->p.sampling.top_logprobs) {
         m.n_tokens = count;
         m.tokens = list;
@@ -119,7 +120,9 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
     m.end = end;
     m.choice = q->p.sampling.choice;
     enum td_status s = TD_OK;
-    if (m.text.len || m.n_tokens || end)
+    if (end && !q->stopped_by && q->reply && reply_calls(q->reply) && end->finish_reason.data[0] == 's')
+        end->finish_reason = rpc_data("tool_calls");
+    if (m.text.len || m.reasoning.len || m.n_tool_calls || m.n_tokens || end)
         s = send(q, &m, last);
     if (s != TD_ERR_NO_SPACE && !(s == TD_ERR_INVALID && count > 1)) {
         q->n_told += count;
@@ -127,6 +130,7 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
             keys_charge_output(q->router->keys, q->p.key, count);
         q->shown = upto;
     }
+    parts_free(q, &parts, s != TD_ERR_NO_SPACE && !(s == TD_ERR_INVALID && count > 1));
     free(events);
     free(list);
     pieces_free(&pieces);
@@ -139,7 +143,7 @@ static void show(struct request *q, uint64_t upto, bool all_tokens, bool last)
     uint32_t n = q->n_told;
     while (n < q->n_tokens && (all_tokens || q->tokens[n].text_start < upto || !q->p.n_stop))
         n++;
-    uint32_t most = MAX_SHOWN; /* halved while a message would be too large */
+    uint32_t most = q->reply ? MAX_PARTS : MAX_SHOWN; /* halved while a message would be too large */
     enum td_status s = show_echo(q, last);
     while (s != TD_ERR_NO_SPACE && (q->n_told < n || q->shown < upto)) {
         uint32_t count = n - q->n_told < most ? n - q->n_told : most;
@@ -341,7 +345,7 @@ enum td_status answer_resume(struct request *q, struct td_error *e)
         keep_token(q, (struct shown_token){.id = q->p.ids[q->p.sampling.n_prompt + i]});
         token_stream_push(q->detok, q->tokens[i].id, &q->text);
     }
-    if (q->p.resumed_bytes < before || shown > q->text.len)
+    if (q->p.resumed_bytes < before || (q->reply ? !parts_resume(q, shown, &shown) : shown > q->text.len))
         return td_fail(e, TD_ERR_INVALID, "resume.text_bytes: %llu, but the echo has %zu, and the tokens have %zu",
                        (unsigned long long)q->p.resumed_bytes, q->p.echo.len, q->text.len);
     if (shown < q->text.len && ((uint8_t)q->text.data[shown] & 0xc0) == 0x80)

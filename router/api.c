@@ -238,7 +238,7 @@ static void generate(struct rpc_call *call, const ProtobufCMessage *base, const 
     q->call = rpc_call_ref(call);
     q->p = p;
     q->arrived_ns = at->ns;
-    q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
+    parts_begin(q);
     s = answer_resume(q, &e);
     if (s) {
         log_refused(r, base, rpc_code_of_status(s), e.text);
@@ -304,7 +304,7 @@ static void tokenize(struct rpc_call *call, const ProtobufCMessage *base, const 
     struct td_error e = {{0}};
     enum td_status s = TD_OK;
     if (m->input_case == TANDEM__V1__TOKENIZE_REQUEST__INPUT_CHAT) {
-        s = params_chat(r, m->chat, &text, &e);
+        s = params_chat(r, m->chat, &text, NULL, &e);
         if (!s)
             s = params_text_fits(r, "chat", text.len, &e);
         if (!s)

@@ -34,7 +34,7 @@ static void begin_one(struct request *first, uint32_t choice)
         q->p.remaining_ms -= (int64_t)((q->arrived_ns - first->arrived_ns) / NS_PER_MS);
         q->p.remaining_ms = q->p.remaining_ms > 1 ? q->p.remaining_ms : 1;
     }
-    q->detok = token_stream_open(r->tokenizer, q->p.skip_special);
+    parts_begin(q);
     router_enqueue(r, q);
 }
 

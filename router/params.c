@@ -56,7 +56,7 @@ static json_t *message_json(const Tandem__V1__ChatMessage *m, size_t i, struct t
 }
 
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
-                           struct td_error *e)
+                           json_t **tools_out, struct td_error *e)
 {
     struct chat_request q = {.messages = json_array(), .add_generation_prompt = !chat->no_generation_prompt};
     bool good = true;
@@ -69,6 +69,8 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
     if (good && chat->variables.len)
         good = (q.variables = field_json(chat->variables, "chat.variables", JSON_OBJECT, e)) != NULL;
     enum td_status s = good ? chat_template_render(r->chat, &q, text_out, e) : TD_ERR_INVALID;
+    if (tools_out && !s)
+        *tools_out = json_incref(q.tools);
     json_decref(q.messages);
     json_decref(q.tools);
     json_decref(q.variables);
@@ -168,7 +170,7 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
         }
         break;
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT:
-        s = params_chat(r, m->chat, &text, e);
+        s = params_chat(r, m->chat, &text, m->raw_answer ? NULL : &p->tools, e);
         if (!s)
             s = params_text_fits(r, "chat", text.len, e);
         if (!s)
@@ -185,6 +187,9 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
         bytes_append(&p->echo, text.data, text.len);
     else if (m->echo && !s)
         tokenizer_decode(r->tokenizer, ids.ids, ids.n, false, &p->echo);
+    p->wants_parts = m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT && !m->raw_answer;
+    p->begins_reasoning =
+        p->wants_parts && text.len && convention_ends_in_reasoning(r->convention, text.data, text.len);
     bytes_free(&text);
     p->ids = ids.ids;
     p->n_ids = (uint32_t)ids.n;
@@ -504,13 +509,26 @@ static const struct structured_kind *kind_of(const Tandem__V1__Structured *m)
 }
 
 /* Compiles it once, to find out whether workers can. */
+static enum td_status check_grammar(struct router *r, const Tandem__V1__GenerateRequest *m, const struct params *p,
+                                    const char *field, struct td_error *e)
+{
+    struct grammar *g = NULL;
+    struct td_error why = {{0}};
+    if (!r->config.n_eos_ids || (m->stopping && m->stopping->ignore_eos))
+        return td_fail(e, TD_ERR_INVALID,
+                       "%s: the answer must be able to end: not with ignore_eos, nor by a model without an end token",
+                       field);
+    if (grammar_compile(NULL, (enum grammar_kind)p->grammar_kind, p->grammar.data, p->grammar.len, &g, &why))
+        return td_fail(e, TD_ERR_INVALID, "%s: %s", field, why.text);
+    grammar_unref(g);
+    return TD_OK;
+}
+
 static enum td_status parse_structured(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
                                        struct td_error *e)
 {
     const Tandem__V1__Structured *u = m->structured;
     const struct structured_kind *k = u ? kind_of(u) : NULL;
-    struct grammar *g = NULL;
-    struct td_error why = {{0}};
     if (!k || (k->kind == GRAMMAR_JSON && !u->json_object))
         return TD_OK;
     const ProtobufCBinaryData *text = (const void *)((const char *)u + k->at);
@@ -521,14 +539,40 @@ static enum td_status parse_structured(struct router *r, const Tandem__V1__Gener
     p->grammar_kind = k->kind;
     if (!p->grammar.len)
         return td_fail(e, TD_ERR_INVALID, "structured.%s: is empty", k->field);
-    if (!r->config.n_eos_ids || (m->stopping && m->stopping->ignore_eos))
-        return td_fail(e, TD_ERR_INVALID,
-                       "structured: the answer must be able to end: not with ignore_eos, nor by a model "
-                       "without an end token");
-    if (grammar_compile(NULL, k->kind, p->grammar.data, p->grammar.len, &g, &why))
-        return td_fail(e, TD_ERR_INVALID, "structured.%s: %s", k->field, why.text);
-    grammar_unref(g);
-    return TD_OK;
+    char field[64];
+    snprintf(field, sizeof(field), "structured.%s", k->field);
+    return check_grammar(r, m, p, field, e);
+}
+
+/* Calls that must be made are a structure, in the convention of the model's template. */
+static enum td_status parse_calls(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
+                                  struct td_error *e)
+{
+    bool is_chat = m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_CHAT;
+    const Tandem__V1__ChatPrompt *chat = is_chat ? m->chat : NULL;
+    const char *field = chat && chat->function.len ? "chat.function" : "chat.must_call";
+    if (!chat || (!chat->must_call && !chat->function.len))
+        return TD_OK;
+    if (!json_array_size(p->tools) || (m->structured && kind_of(m->structured)))
+        return td_fail(e, TD_ERR_INVALID, "%s: needs tools, and neither raw_answer nor structured", field);
+    if (chat->function.len && !reply_tool(p->tools, (const char *)chat->function.data, chat->function.len))
+        return td_fail(e, TD_ERR_INVALID, "chat.function: it is not in tools");
+    char *only = chat->function.len ? mem_zalloc(chat->function.len + 1) : NULL;
+    if (only)
+        memcpy(only, chat->function.data, chat->function.len);
+    json_t *structure =
+        convention_structure(r->convention, p->tools, only, !chat->one_call, r->has_reasoning, p->begins_reasoning);
+    free(only);
+    if (!structure)
+        return td_fail(e, TD_ERR_INVALID, "%s: calls in the convention of this model (%s) can't be enforced", field,
+                       convention_name(r->convention));
+    char *text = json_dumps(structure, JSON_COMPACT);
+    bytes_append(&p->grammar, text, strlen(text));
+    free(text);
+    json_decref(structure);
+    p->grammar_kind = GRAMMAR_STRUCTURE;
+    p->is_strict = true;
+    return check_grammar(r, m, p, field, e);
 }
 
 static enum td_status check_scores(const struct params *p, struct td_error *e)
@@ -557,6 +601,8 @@ enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest 
         s = check_scores(&p, error_out);
     if (!s)
         s = parse_structured(r, m, &p, error_out);
+    if (!s)
+        s = parse_calls(r, m, &p, error_out);
     if (!s)
         s = parse_resume(r, m, &p, error_out);
     if (!s && !p.label.len)
@@ -603,6 +649,7 @@ struct params params_copy(const struct params *of)
     copy_bytes(&p.workflow);
     copy_bytes(&p.lora);
     copy_bytes(&p.grammar);
+    json_incref(p.tools);
     return p;
 }
 
@@ -622,4 +669,5 @@ void params_free(struct params *p)
     bytes_free(&p->workflow);
     bytes_free(&p->lora);
     bytes_free(&p->grammar);
+    json_decref(p->tools);
 }

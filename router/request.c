@@ -92,6 +92,7 @@ void request_free(struct request *q)
     give_back(q);
     choices_leave(q);
     token_stream_close(q->detok);
+    reply_close(q->reply);
     params_free(&q->p);
     bytes_free(&q->text);
     free(q->keys);

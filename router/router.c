@@ -475,6 +475,8 @@ static enum td_status open_model(struct router *r, struct td_error *e)
         s = tokenizer_open(r->options.model, &r->tokenizer, e);
     if (!s)
         s = chat_template_open(r->options.model, r->options.chat_template, &r->chat, e);
+    if (!s)
+        parts_open(r);
     size_t n = strlen(r->options.model);
     while (n > 1 && r->options.model[n - 1] == '/')
         n--;
@@ -641,6 +643,7 @@ void router_close(struct router *r)
     prefix_close(r);
     tokenizer_close(r->tokenizer);
     chat_template_close(r->chat);
+    free(r->marks);
     mailbox_fini(&r->mailbox);
     pthread_mutex_destroy(&r->hello_lock);
     free(r);

@@ -26,6 +26,7 @@
 #include "base/secret.h"
 #include "model/chat.h"
 #include "model/config.h"
+#include "model/reply.h"
 #include "model/tokenizer.h"
 #include "proto/rpc/rpc.h"
 #include "proto/wire/events.h"
@@ -142,6 +143,10 @@ struct params {
     struct bytes grammar; /* the text of what the answer must be, and its kind (grammar/grammar.h); empty: anything */
     uint32_t grammar_kind;
     struct api_key *key; /* whose request it is; NULL: no keys are asked for */
+    json_t *tools;       /* functions that the answer may call; NULL: none */
+    /* Reasoning and calls are told apart from text (parts.c); the prompt ends within reasoning. */
+    bool wants_parts, begins_reasoning;
+    bool is_strict; /* a grammar makes sure that calls are whole */
     bool want_ids, want_pieces, want_logprobs, want_prompt_logprobs, max_tokens_given, bypass_cache, skip_special;
 };
 
@@ -219,6 +224,8 @@ struct request {
     /* The answer, over all placements. */
     struct token_stream *detok;
     struct bytes text;   /* the whole answer so far */
+    struct reply *reply; /* tells its parts apart; NULL: they are not */
+    uint64_t fed;        /* bytes of text that the reply has */
     uint64_t shown;      /* bytes of text that were given to the client */
     uint32_t stopped_by; /* 1 + index of the stop string that ended the answer; 0: none */
     struct shown_token *tokens;
@@ -352,6 +359,11 @@ struct router {
     char model_name[128];
     struct tokenizer *tokenizer;
     struct chat_template *chat;
+    /* How answers to chats tell their parts (parts.c). Special tokens that are marks: of reasoning, then of
+     * calls. */
+    const struct convention *convention; /* NULL: no calls of functions */
+    bool has_reasoning;
+    uint32_t *marks, n_reasoning_marks, n_marks, cap_marks;
     struct rpc_tls_files client_tls; /* of --listen */
     struct api_keys *keys;           /* NULL: clients need none */
     struct secret *secret;
@@ -439,8 +451,9 @@ uint32_t params_context(const struct router *r);
 void params_free(struct params *p);
 /* A deep copy of the original request: without tokens generated since. */
 struct params params_copy(const struct params *p);
+/* *tools_out: the functions that the chat offers, which the caller owns, or NULL; tools_out may be NULL. */
 enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat, struct bytes *text_out,
-                           struct td_error *error_out);
+                           json_t **tools_out, struct td_error *error_out);
 
 /* adapters.c: the adapters that the first worker named; all other workers must name the same. */
 void adapters_adopt(struct router *r, const Tandem__Worker__V1__WorkerHello *h); /* caller holds hello_lock */
@@ -550,6 +563,26 @@ void choices_leave(struct request *q);          /* q is being freed */
 void router_enqueue(struct router *r, struct request *q);
 /* The client of the call left: all its choices are dropped. */
 void router_call_gone(struct router *r, const struct rpc_call *call);
+
+/* parts.c: text, reasoning and calls of an answer. */
+enum { PART_ID_BYTES = 10 };
+struct part_call {
+    Tandem__V1__ToolCall m;
+    char id[PART_ID_BYTES];
+};
+struct parts { /* what a message points to */
+    struct part_call *calls;
+    Tandem__V1__ToolCall **list;
+};
+void parts_open(struct router *r);   /* once, after the template and the tokenizer */
+void parts_begin(struct request *q); /* opens what makes text of its tokens */
+/* Goes on behind `bytes` that another router has told. *shown_out: bytes of q->text. False: it told
+ * others. */
+bool parts_resume(struct request *q, uint64_t bytes, uint64_t *shown_out);
+/* Sets what text [q->shown, upto) tells; is_over: and what was held back. Then parts_free(), with whether it
+ * was sent; if not, the next message has it. */
+void parts_fill(struct request *q, uint64_t upto, bool is_over, Tandem__V1__GenerateResponse *m, struct parts *parts);
+void parts_free(struct request *q, struct parts *parts, bool was_sent);
 
 /* answer.c: what the client gets. */
 /* Takes the tokens that another router sent (p.n_resumed), so that the answer goes on after them. Any thread.

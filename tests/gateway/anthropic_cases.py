@@ -1,5 +1,5 @@
 """What people do with the anthropic package: anthropic_cases.py BASE_URL MODEL. Each function is a case."""
-import sys
+import json, sys
 
 import anthropic
 
@@ -42,10 +42,33 @@ def conversation():
     assert n == usage.input_tokens + usage.cache_read_input_tokens > client.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
 
 
+COLOR = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"], "additionalProperties": False}
+TOOLS = [{"name": "paint", "description": "Paints the door.", "input_schema": COLOR}]
+
+
+def calls_of_functions():
+    kw = dict(model=MODEL, max_tokens=400, tools=TOOLS, extra_body=GREEDY)
+    whole = client.messages.create(messages=HELLO, tool_choice={"type": "tool", "name": "paint"}, **kw)
+    call, = whole.content
+    assert whole.stop_reason == "tool_use" and call.type == "tool_use" and call.name == "paint" and call.input["color"] in ("red", "blue"), whole
+    with client.messages.stream(messages=HELLO, tool_choice={"type": "any", "disable_parallel_tool_use": True}, **kw) as s:
+        pieces = [e.partial_json for e in s if e.type == "input_json"]
+        final = s.get_final_message()
+    assert json.loads("".join(pieces)) == final.content[0].input == call.input and final.stop_reason == "tool_use", (pieces, final)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "It is painted."}]}
+    talk = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result, {"type": "text", "text": "And now?"}]}]
+    for choice in ("auto", "none"):
+        after = client.messages.create(messages=talk, tool_choice={"type": choice}, **{**kw, "max_tokens": 8})
+        assert after.content[0].type == "text" and after.content[0].text, after
+    counts = [client.messages.count_tokens(model=MODEL, **kw).input_tokens
+              for kw in (dict(messages=HELLO), dict(messages=talk), dict(messages=talk, tools=TOOLS))]
+    assert counts == sorted(set(counts)), counts
+
+
 def errors():
     for kind, word, bad in ((anthropic.NotFoundError, "model", dict(model="x")),
                             (anthropic.BadRequestError, "temperature", dict(extra_body={"temperature": 500})),
-                            (anthropic.BadRequestError, "tools", dict(tools=[{"name": "f", "input_schema": {"type": "object"}}])),
+                            (anthropic.BadRequestError, "tools", dict(tools=[{"type": "bash_20250124", "name": "bash"}])),
                             (anthropic.BadRequestError, "messages", dict(messages=[*HELLO, {"role": "assistant", "content": "I"}])),
                             (anthropic.RateLimitError, "TTFT", dict(extra_body={"tandem": {"ttft_ms": 0.001}}))):
         try:
@@ -56,6 +79,6 @@ def errors():
             raise AssertionError(bad)
 
 
-for case in (messages, stream, conversation, errors):
+for case in (messages, stream, conversation, calls_of_functions, errors):
     case()
     print("# anthropic", anthropic.__version__, case.__name__, "OK", flush=True)

@@ -99,6 +99,45 @@ def structured_output():
         raise AssertionError(bad)
 
 
+PAINT = {"name": "paint", "description": "Paints the door.", "parameters": COLOR}
+STOP = {"name": "stop", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+TOOLS = [{"type": "function", "function": f} for f in (PAINT, STOP)]
+
+
+def calls_of_functions():
+    """As agents do: a call that must be made, as a whole and in pieces, its result, a plain answer."""
+    kw = dict(model=MODEL, max_tokens=400, temperature=0, tools=TOOLS, parallel_tool_calls=False)
+    chosen = {"type": "function", "function": {"name": "paint"}}
+    whole = client.chat.completions.create(messages=HELLO, tool_choice=chosen, **kw).choices[0]
+    call, = whole.message.tool_calls
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None and call.function.name == "paint", whole
+    assert json.loads(call.function.arguments)["color"] in ("red", "blue") and call.type == "function" and call.id, call
+    with client.chat.completions.stream(messages=HELLO, tool_choice=chosen, **kw) as stream:
+        pieces = [e.arguments_delta for e in stream if e.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert "".join(pieces) == final.arguments == call.function.arguments, (pieces, final)
+    any_of_them = client.chat.completions.create(messages=HELLO, tool_choice="required", **kw).choices[0]
+    assert any_of_them.message.tool_calls[0].function.name in ("paint", "stop"), any_of_them
+    talk = [*HELLO, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "It is painted."}]
+    for choice in ("auto", "none"):
+        after = client.chat.completions.create(messages=talk, tool_choice=choice, **{**kw, "max_tokens": 8}).choices[0]
+        assert after.message.content and not after.message.tool_calls, after
+
+    flat = [{"type": "function", "strict": True, **f} for f in (PAINT, STOP)]
+    kw = dict(model=MODEL, input="Hello", max_output_tokens=400, temperature=0, tools=flat, tool_choice={"type": "function", "name": "paint"})
+    got = client.responses.create(**kw)
+    item, = got.output
+    assert got.status == "completed" and item.type == "function_call" and item.name == "paint", got
+    assert json.loads(item.arguments)["color"] in ("red", "blue"), item
+    with client.responses.stream(**kw) as stream:
+        pieces = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response().output[0]
+    assert "".join(pieces) == final.arguments == item.arguments, (pieces, final)
+    talk = [{"role": "user", "content": "Hello"}, item, {"type": "function_call_output", "call_id": item.call_id, "output": "It is painted."}]
+    after = client.responses.create(**{**kw, "input": talk, "tool_choice": "auto", "max_output_tokens": 16})
+    assert after.output[0].type == "message" and after.output_text, after
+
+
 def errors():
     for kind, status, param, bad in ((openai.NotFoundError, 404, "model", dict(model="x")),
                                      (openai.BadRequestError, 400, "temperature", dict(model=MODEL, temperature=500)),
@@ -119,6 +158,7 @@ def many_at_once():
     assert len({g.choices[0].text for g in asyncio.run(ask())}) == 1
 
 
-for case in (models, chat, chat_stream_helper, chat_with_system_parts_and_choices, log_probabilities, completions, responses, errors, many_at_once):
+for case in (models, chat, chat_stream_helper, chat_with_system_parts_and_choices, log_probabilities, completions, responses, structured_output,
+             calls_of_functions, errors, many_at_once):
     case()
     print("# openai", openai.__version__, case.__name__, "OK", flush=True)

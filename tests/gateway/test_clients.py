@@ -32,7 +32,8 @@ def test_anthropic_package():
 
 if __name__ == "__main__":
     up = subprocess.run([TANDEM, "up", "--model", DEMO, "--run-dir", run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach",
-                         "--no-store", "--pool-bytes", "32M"], capture_output=True, text=True, timeout=120 * SLOW)
+                         "--no-store", "--pool-bytes", "32M", "--chat-template", os.path.join(HERE, "functions.jinja")],
+                        capture_output=True, text=True, timeout=120 * SLOW)
     try:
         assert up.returncode == 0, up
         url = re.search(r"(http://\S+?)/v1", up.stdout).group(1)

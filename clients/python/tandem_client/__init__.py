@@ -11,6 +11,6 @@ AsyncClient has the same methods, to be awaited. A call that is refused with a t
 then; a stream whose router is lost goes on at another router with the same tokens.
 """
 from ._client import AsyncClient, Client
-from ._request import Answer, Piece, TandemError
+from ._request import Answer, Piece, TandemError, ToolCall
 
-__all__ = ["Answer", "AsyncClient", "Client", "Piece", "TandemError"]
+__all__ = ["Answer", "AsyncClient", "Client", "Piece", "TandemError", "ToolCall"]

@@ -21,13 +21,23 @@ class TandemError(Exception):
 class Piece:
     """Of a stream: text and ids that are new. The last one of a choice has a finish reason and `end`, the
     message GenerateEnd with usage, times and placement. tokens: messages TokenEvent, with log-probabilities
-    if asked for."""
+    if asked for. tool_calls: messages ToolCall, what is new of each."""
     text: str
     ids: List[int]
     choice: int = 0
     finish_reason: Optional[str] = None
     end: Any = None
     tokens: List[Any] = field(default_factory=list)
+    reasoning: str = ""
+    tool_calls: List[Any] = field(default_factory=list)
+
+
+@dataclass
+class ToolCall:
+    """A call of a function: arguments are JSON."""
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass
@@ -38,9 +48,16 @@ class Answer:
     finish_reason: Optional[str] = None
     end: Any = None
     tokens: List[Any] = field(default_factory=list)
+    reasoning: str = ""
+    tool_calls: List[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece):
         self.text += piece.text
+        self.reasoning += piece.reasoning
+        for call in piece.tool_calls:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(call.id, call.name))
+            self.tool_calls[call.index].arguments += call.arguments
         self.ids += piece.ids
         self.tokens += piece.tokens
         self.finish_reason, self.end = piece.finish_reason or self.finish_reason, piece.end or self.end
@@ -90,10 +107,13 @@ def make_request(prompt, **options) -> "pb.GenerateRequest":
             setattr(m.slo, "exact_" + name, value)
         elif name == "deadline_ms":
             m.slo.deadline_ms = int(value)
-        elif name in ("tools", "variables") and m.HasField("chat"):
-            setattr(m.chat, name, json.dumps(value))
-        elif name in ("tools", "variables"):
-            raise TypeError(f"{name} belong to a list of messages")
+        elif name in ("tools", "variables", "must_call", "function", "one_call"):
+            if not m.HasField("chat"):
+                raise TypeError(f"{name}: only for a list of messages")
+            setattr(m.chat, name, json.dumps(value) if name in ("tools", "variables") else value)
+        elif name in ("json_schema", "json_object", "regex", "ebnf", "choice"):
+            is_text = isinstance(value, (str, bool))
+            setattr(m.structured, name, value if is_text else json.dumps(value))
         else:
             raise TypeError(f"there is no option {name!r}")
     if m.sampling.WhichOneof("has_seed") is None:
@@ -113,9 +133,11 @@ class Progress:
 
     def take(self, m) -> Piece:
         self.has_begun = True
-        piece = Piece(m.text, [t.id for t in m.tokens], m.choice, tokens=list(m.tokens))
+        piece = Piece(m.text, [t.id for t in m.tokens], m.choice, tokens=list(m.tokens), reasoning=m.reasoning,
+                      tool_calls=list(m.tool_calls))
         self.ids[m.choice] += piece.ids
-        self.n_bytes[m.choice] += len(m.text.encode())
+        told = [m.text, m.reasoning, *(c.name + c.arguments for c in m.tool_calls)]
+        self.n_bytes[m.choice] += sum(len(text.encode()) for text in told)
         if m.HasField("end"):
             piece.finish_reason, piece.end = m.end.finish_reason, m.end
             self.open.discard(m.choice)
