@@ -35,6 +35,7 @@ int cli_drain(int argc, char **argv);
 int cli_store(int argc, char **argv);
 int cli_cache(int argc, char **argv);
 int cli_key(int argc, char **argv);
+int cli_eval(int argc, char **argv);
 
 /* Parses a subcommand's options. False: the caller returns *exit_out at once (help, or a printed error). */
 bool cli_options(const char *command, const char *usage, const char *about, const struct option *table, int argc,

@@ -29,6 +29,7 @@ static const struct {
     {"cache", cli_cache, "pin, release or flush the cached blocks of a prompt"},
     {"key", cli_key, "make an API key for a tenant"},
     {"tokenize", cli_tokenize, "turn text into token ids and back"},
+    {"eval", cli_eval, "print how well the model predicts a text"},
     {"store", cli_store, "inspect, check and compact the directory of a store that is not running"},
     {"bench", cli_bench, "measure kernels, engine, transfer, store and more against this machine's limits"},
 };
@@ -48,6 +49,7 @@ static const char *const EXAMPLES[] = {
     "tandem simulate TRACE --prefill 8 --decode 8 --ttft-ms 2000 --tpot-ms 30",
     "tandem trace synth --requests 1000 --output made.jsonl",
     "tandem key acme --file keys.json",
+    "tandem eval README.md",
     "tandem store verify DIR",
 };
 enum { N_EXAMPLES = sizeof(EXAMPLES) / sizeof(EXAMPLES[0]) };

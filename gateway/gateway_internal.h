@@ -224,4 +224,4 @@ void gw_task_on_drained(struct http_conn *conn);
 void gw_on_request(struct http_conn *conn, void *gateway);
 
 extern const struct gw_api GW_CHAT, GW_COMPLETIONS, GW_RESPONSES, GW_MESSAGES, GW_COUNT_TOKENS, GW_MODELS, GW_TOKENIZE,
-    GW_DETOKENIZE;
+    GW_DETOKENIZE, GW_TOKENIZER_INFO;

@@ -78,6 +78,42 @@ const struct gw_api GW_MODELS = {.path = "/v1/models",
                                  .read = read_models,
                                  .whole = whole_models};
 
+/* As vLLM has it: what clients need that render chats and count tokens themselves. */
+static enum td_status read_info(struct gw_task *t, json_t *body, struct td_error *e)
+{
+    Tandem__V1__ListModelsRequest m;
+    (void)body, (void)e;
+    tandem__v1__list_models_request__init(&m);
+    m.want_template = true;
+    gw_task_calls(t, 1);
+    gw_task_request(t, 0, &m.base);
+    return TD_OK;
+}
+
+static json_t *text_or_null(ProtobufCBinaryData text)
+{
+    return text.len ? ask_text_json(text.data, text.len) : json_null();
+}
+
+static void whole_info(struct gw_task *t, struct bytes *out)
+{
+    const Tandem__V1__ListModelsResponse *m = (const Tandem__V1__ListModelsResponse *)t->calls[0].response;
+    const Tandem__V1__ModelInfo *info = m->n_models ? m->models[0] : NULL;
+    if (!info) {
+        gw_task_fail(t, 404, "model: there is none that this key may use");
+        return;
+    }
+    ask_json_append(out, json_pack("{s:o, s:o, s:o, s:I}", "bos_token", text_or_null(info->bos_token), "eos_token",
+                                   text_or_null(info->eos_token), "chat_template", text_or_null(info->chat_template),
+                                   "model_max_length", (json_int_t)info->max_context_tokens));
+}
+
+const struct gw_api GW_TOKENIZER_INFO = {.path = "/tokenizer_info",
+                                         .rpc = "/tandem.v1.Tandem/ListModels",
+                                         .response = &tandem__v1__list_models_response__descriptor,
+                                         .read = read_info,
+                                         .whole = whole_info};
+
 /* ---------------------------------------------------------------- tokenize */
 
 static const struct gw_member TOKENIZE[] = {

@@ -21,6 +21,7 @@ static const struct gw_route ROUTES[] = {
     {"GET", "/v1/models/*", &GW_MODELS},
     {"POST", "/tokenize", &GW_TOKENIZE},
     {"POST", "/detokenize", &GW_DETOKENIZE},
+    {"GET", "/tokenizer_info", &GW_TOKENIZER_INFO},
     {"GET", "/health", NULL},
 };
 enum { N_ROUTES = sizeof(ROUTES) / sizeof(ROUTES[0]) };

@@ -170,6 +170,12 @@ const char *chat_template_source(const struct chat_template *c)
     return c->source ? c->source : "";
 }
 
+const char *chat_template_special(const struct chat_template *c, const char *name)
+{
+    const char *text = json_string_value(json_object_get(c->variables, name));
+    return text ? text : "";
+}
+
 #define WORD "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
 /*

@@ -30,6 +30,8 @@ void chat_template_close(struct chat_template *c); /* NULL is fine */
 bool chat_template_present(const struct chat_template *c);
 /* The text of the template for requests with tools, or of the only one; "": there is none. */
 const char *chat_template_source(const struct chat_template *c);
+/* The text of a special token by its name in tokenizer_config.json, such as "eos_token"; "": none. */
+const char *chat_template_special(const struct chat_template *c, const char *name);
 
 /* Borrowed. Texts are UTF-8, as jansson keeps them. */
 struct chat_request {

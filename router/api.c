@@ -391,7 +391,7 @@ static void on_detokenize(struct rpc_call *call, const ProtobufCMessage *base)
 
 static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
 {
-    (void)base;
+    const Tandem__V1__ListModelsRequest *m = (const Tandem__V1__ListModelsRequest *)base;
     struct router *r = rpc_call_user(call);
     struct api_key *key;
     if (!admit(r, call, &key))
@@ -419,6 +419,11 @@ static void on_list_models(struct rpc_call *call, const ProtobufCMessage *base)
     info.max_stop_bytes = ASK_MAX_STOP_BYTES;
     info.max_message_bytes = (uint32_t)r->options.max_message_bytes;
     info.chat = chat_template_present(r->chat);
+    if (m->want_template) {
+        info.chat_template = rpc_data(chat_template_source(r->chat));
+        info.bos_token = rpc_data(chat_template_special(r->chat, "bos_token"));
+        info.eos_token = rpc_data(chat_template_special(r->chat, "eos_token"));
+    }
     answer.n_models = may_use(r, key, NULL);
     answer.models = list;
     rpc_call_send(call, &answer.base);

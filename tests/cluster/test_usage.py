@@ -32,7 +32,7 @@ WRONG = [
     (["status", "--router", "nonsense"], "'nonsense'"), (["status", "x"], "'x'"), (["status", "--router", "127.0.0.1:65536"], "127.0.0.1:65536"), (["scale", "prefil=3"], "'prefil=3'"),
     (["scale"], "prefill=N"), (["drain"], "WORKER"), (["drain", "a", "b"], "'b'"), (["explain", "a", "b"], "'b'"), (["audit", "x"], "'x'"),
     (["cache", "pinn", "x"], "'pinn'"), (["cache"], "pin"), (["cache", "pin", "--all"], "--all"), (["cache", "flush", "--all", "x"], "'x'"),
-    (["cache", "pin", "--request", "[]"], "--request"), (["tokenize"], "TEXT"), (["tokenize", "--jsonl"], "--tokenizer"),
+    (["cache", "pin", "--request", "[]"], "--request"), (["tokenize"], "TEXT"), (["eval"], "FILE"), (["tokenize", "--jsonl"], "--tokenizer"),
     (["store"], "COMMAND"), (["store", "lst", "/x"], "'lst'"), (["store", "ls"], "DIR"), (["store", "ls", "/x", "y"], "'y'"),
     (["store", "export", "/x"], "FILE"), (["trace"], "KIND"), (["trace", "statt", "x"], "'statt'"), (["trace", "stat"], "TRACE"),
     (["trace", "stat", "a", "b"], "'b'"), (["trace", "synth", "a"], "'a'"), (["bench"], "AREA"), (["bench", "foo"], "'foo'"),
@@ -107,7 +107,8 @@ def test_failed_writes_end_with_1():
                      ["trace", "synth", "--requests", "5"], ["trace", "stat", trace], ["simulate", trace], ["tokenize", "--tokenizer", DEMO, "x"],
                      ["tokenize", *to, "x"], ["status", *to], ["status", "--json", *to], ["audit", *to], ["generate", *to, "--max-tokens", "2", "x"],
                      ["generate", *to, "--json", "--max-tokens", "2", "x"], ["generate", *to, "--jsonl"], ["chat", "--max-tokens", "2", *to],
-                     ["explain", *to], ["cache", "flush", "--all", *to], ["bench", "sample", "--seconds", "0.01"]):
+                     ["explain", *to], ["eval", "--limit", "9", __file__, *to], ["cache", "flush", "--all", *to],
+                     ["bench", "sample", "--seconds", "0.01"]):
             line = json.dumps({"prompt_ids": [1], "max_tokens": 1}) + "\n"
             out = call(args, input=line, stdout=full, stderr=subprocess.PIPE, capture_output=False)
             assert out.returncode == 1 and "standard output" in out.stderr, (args, out)
@@ -117,7 +118,8 @@ def test_failed_writes_end_with_1():
 def test_an_error_names_the_command_to_try_next():
     to = ["--router", f"127.0.0.1:{free_port()}"]
     for args in (["status"], ["status", "--wait", "0.1"], ["generate", "--wait-ms", "0", "x"], ["chat"], ["audit"], ["explain"],
-                 ["drain", "decode-0"], ["cache", "flush", "--all"], ["cache", "pin", "--wait-ms", "0", "x"], ["tokenize", "x"]):
+                 ["drain", "decode-0"], ["cache", "flush", "--all"], ["cache", "pin", "--wait-ms", "0", "x"], ["tokenize", "x"],
+                 ["eval", "--wait-ms", "0", __file__]):
         out = call([*args, *to], input="hello\n")
         assert out.returncode == 1 and "tandem up" in out.stderr, (args, out)
     for args in (["scale", "decode=2"], ["down"]):
@@ -136,7 +138,7 @@ def programs():
     listed = call(["help"]).stdout.split("Examples")[0]
     commands = re.findall(r"^  (\w+) +\S", listed, re.M)
     kinds = re.findall(r"^  (\w+) +\S", call(["trace", "--help"]).stdout, re.M)
-    assert len(commands) == 19 and len(kinds) == 4, (commands, kinds)
+    assert len(commands) == 20 and len(kinds) == 4, (commands, kinds)
     return [[c] for c in commands if c != "trace"] + [["trace", k] for k in kinds] + [[s] for s in SERVERS]
 
 
