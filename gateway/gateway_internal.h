@@ -182,9 +182,10 @@ struct gw_task {
     const struct gw_member *members; /* the table by which the request was read; NULL: it has none */
     char *model;                     /* as the request named it, or NULL */
     struct bytes prefix;             /* what every event of a stream begins with */
-    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores, shows_reasoning;
-    uint32_t n_top;     /* likeliest tokens beside each scored token */
-    uint32_t n_choices; /* for each prompt */
+    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores, wants_prompt_list, shows_reasoning;
+    uint32_t n_top;        /* likeliest tokens beside each scored token */
+    uint32_t n_prompt_top; /* the same for wants_prompt_list */
+    uint32_t n_choices;    /* for each prompt */
     struct gw_call *calls;
     uint32_t n_calls;
     atomic_bool is_gone;  /* the client */

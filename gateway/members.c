@@ -299,7 +299,7 @@ enum td_status gw_ask_generate(struct gw_task *t, uint32_t i, json_t *ask, struc
         json_object_set_new(ask, "seed", ask_seed_json(random_u64() >> 11)); /* 53 bits, as the router's */
     enum td_status s = gw_task_ask(t, i, ask, e);
     if (!s)
-        ((Tandem__V1__GenerateRequest *)t->calls[i].request)->want_pieces = t->wants_scores;
+        ((Tandem__V1__GenerateRequest *)t->calls[i].request)->want_pieces = t->wants_scores || t->wants_prompt_list;
     if (!has_seed)
         json_object_del(ask, "seed");
     return s;

@@ -97,6 +97,28 @@ static enum td_status read_priority(struct gw_reading *r, const struct gw_member
     return s;
 }
 
+/* -1 is vLLM's word for as many as the model takes. */
+static enum td_status read_truncate(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    if (json_is_integer(v) && json_integer_value(v) == -1)
+        json_object_set_new(r->ask, m->ask, json_integer(UINT32_MAX));
+    else
+        return gw_member_put(r, m, v, e);
+    return TD_OK;
+}
+
+/* vLLM's, of the whole prompt: the likeliest tokens beside each of its tokens. */
+static enum td_status read_prompt_logprobs(struct gw_reading *r, const struct gw_member *m, json_t *v,
+                                           struct td_error *e)
+{
+    struct gw_task *t = r->task;
+    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > ASK_MAX_TOP_LOGPROBS)
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a whole number, at most %d", m->name, ASK_MAX_TOP_LOGPROBS);
+    t->wants_prompt_list = true;
+    t->n_prompt_top = (uint32_t)json_integer_value(v);
+    return TD_OK;
+}
+
 static enum td_status read_best_of(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     r->best_of = json_integer_value(v);
@@ -125,6 +147,8 @@ static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *
         {"min_tokens", "min_tokens", NULL}, {"top_k", "top_k", read_top_k}, {"min_p", "min_p", NULL},                  \
         {"repetition_penalty", "repetition_penalty", NULL}, {"ignore_eos", "ignore_eos", NULL},                        \
         {"stop_token_ids", "stop_ids", NULL}, {"skip_special_tokens", "skip_special_tokens", NULL},                    \
+        {"include_stop_str_in_output", "include_stop", NULL},                                                          \
+        {"truncate_prompt_tokens", "truncate_prompt", read_truncate}, {"prompt_logprobs", NULL, read_prompt_logprobs}, \
         {"allowed_token_ids", "allowed_ids", NULL}, {"cache_salt", "cache_salt", NULL},                                \
         {"priority", "priority", read_priority}, {"tandem", NULL, gw_member_tandem},                                   \
         {"response_format", NULL, gw_member_format}, {"structured_outputs", NULL, gw_member_structured},               \
@@ -171,6 +195,20 @@ static void make_prefix(struct gw_task *t)
     bytes_printf(&t->prefix, "\",\"choices\":[");
 }
 
+/* The router has the prompt's scores when the answer ends. */
+static enum td_status ask_prompt_scores(struct gw_reading *r, const char *member, struct td_error *e)
+{
+    struct gw_task *t = r->task;
+    if (!t->wants_prompt_list && !t->wants_prompt_scores)
+        return TD_OK;
+    if (t->is_stream)
+        return td_fail(e, TD_ERR_INVALID, "%s: only if stream is false", member);
+    json_object_set_new(r->ask, "prompt_logprobs", json_true());
+    if (t->n_prompt_top > t->n_top)
+        json_object_set_new(r->ask, "top_logprobs", json_integer(t->n_prompt_top));
+    return TD_OK;
+}
+
 static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error *e)
 {
     struct gw_reading r = {.task = t, .ask = json_object(), .table = CHAT};
@@ -184,6 +222,8 @@ static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error
     t->n_top = (uint32_t)json_integer_value(json_object_get(r.ask, "top_logprobs"));
     if (!s && t->n_top && !t->wants_scores)
         s = td_fail(e, TD_ERR_INVALID, "top_logprobs: logprobs must be true");
+    if (!s)
+        s = ask_prompt_scores(&r, "prompt_logprobs", e);
     if (!s)
         s = gw_ask_generate(t, 0, r.ask, e);
     if (!s)
@@ -239,18 +279,13 @@ static enum td_status make_prompts(struct gw_reading *r, struct td_error *e)
     return TD_OK;
 }
 
-/* With echo the prompt's tokens are scored, too. The router has their scores when the answer ends. */
+/* With echo the prompt's tokens are scored, too. */
 static enum td_status ask_scores(struct gw_reading *r, struct td_error *e)
 {
     struct gw_task *t = r->task;
     t->n_top = (uint32_t)json_integer_value(json_object_get(r->ask, "top_logprobs"));
     t->wants_prompt_scores = t->wants_scores && json_is_true(json_object_get(r->ask, "echo"));
-    if (!t->wants_prompt_scores)
-        return TD_OK;
-    if (t->is_stream)
-        return td_fail(e, TD_ERR_INVALID, "logprobs: with echo only if stream is false");
-    json_object_set_new(r->ask, "prompt_logprobs", json_true());
-    return TD_OK;
+    return ask_prompt_scores(r, t->wants_prompt_list ? "prompt_logprobs" : "logprobs: with echo", e);
 }
 
 static enum td_status read_completions(struct gw_task *t, json_t *body, struct td_error *e)
@@ -315,7 +350,10 @@ static void whole(struct gw_task *t, struct bytes *out)
 {
     json_t *choices = json_array();
     char id[GW_ID_BYTES + 16];
-    for (uint32_t i = 0; i < t->n_calls; i++)
+    json_t *prompt = NULL;
+    for (uint32_t i = 0; i < t->n_calls; i++) {
+        json_decref(prompt);
+        prompt = t->wants_prompt_list ? gw_scores_prompt_list(t, t->calls[i].choices[0].end) : NULL;
         for (uint32_t k = 0; k < t->n_choices; k++) {
             const struct gw_choice *c = &t->calls[i].choices[k];
             json_t *one = json_pack("{s:I}", "index", (json_int_t)i * t->n_choices + k);
@@ -326,16 +364,22 @@ static void whole(struct gw_task *t, struct bytes *out)
             if (c->scores && t->wants_prompt_scores && t->calls[i].choices[0].end)
                 gw_scores_add_prompt(t, c->scores, t->calls[i].choices[0].end);
             json_object_set(one, "logprobs", c->scores ? c->scores : json_null());
+            if (prompt && !t->is_chat)
+                json_object_set(one, "prompt_logprobs", prompt);
             json_object_set_new(one, "finish_reason",
                                 c->end ? ask_text_json(c->end->finish_reason.data, c->end->finish_reason.len)
                                        : json_null());
             json_array_append_new(choices, one);
         }
+    }
     snprintf(id, sizeof(id), "%s-%s", t->is_chat ? "chatcmpl" : "cmpl", t->id);
-    ask_json_append(out,
-                    json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
-                              t->is_chat ? "chat.completion" : "text_completion", "created", (json_int_t)t->created_s,
-                              "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t)));
+    json_t *all = json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", id, "object",
+                            t->is_chat ? "chat.completion" : "text_completion", "created", (json_int_t)t->created_s,
+                            "model", t->model ? t->model : "", "choices", choices, "usage", usage_json(t));
+    if (prompt && t->is_chat)
+        json_object_set(all, "prompt_logprobs", prompt);
+    json_decref(prompt);
+    ask_json_append(out, all);
 }
 
 /* The scores of a message, as the value of "logprobs". */

@@ -1,6 +1,7 @@
 #include "gateway/scores.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static const double IMPOSSIBLE = -9999;
 
@@ -100,7 +101,7 @@ void gw_scores_add(const struct gw_task *t, json_t *scores, const Tandem__V1__Ge
     for (size_t i = 0; i < m->n_tokens; i++) {
         const Tandem__V1__TokenEvent *e = m->tokens[i];
         size_t n_top = e->n_top_pieces < e->n_top_logprobs ? e->n_top_pieces : e->n_top_logprobs;
-        struct scored s = {e->piece, e->logprob, n_top, e->top_pieces, e->top_logprobs};
+        struct scored s = {e->piece, e->logprob, n_top < t->n_top ? n_top : t->n_top, e->top_pieces, e->top_logprobs};
         if (t->is_chat)
             add_to_chat(scores, &s);
         else
@@ -134,7 +135,7 @@ void gw_scores_add_prompt(const struct gw_task *t, json_t *scores, const Tandem_
     for (size_t i = 0; i < n; i++) {
         struct scored s = {.piece = end->prompt_pieces[i], .logprob = end->prompt_logprobs[i]};
         if (i) {
-            s.n_top = n_top;
+            s.n_top = n_top < t->n_top ? n_top : t->n_top;
             s.top_pieces = end->prompt_top_pieces + (i - 1) * n_top;
             s.top_logprobs = end->prompt_top_logprobs + (i - 1) * n_top;
         }
@@ -146,4 +147,35 @@ void gw_scores_add_prompt(const struct gw_task *t, json_t *scores, const Tandem_
     move_behind(prompt, scores, "top_logprobs", 0);
     move_behind(prompt, scores, "text_offset", n_chars);
     json_decref(prompt);
+}
+
+static void add_ranked(json_t *place, uint32_t id, float logprob, uint32_t rank, ProtobufCBinaryData piece)
+{
+    char name[16];
+    snprintf(name, sizeof(name), "%u", id);
+    if (!json_object_get(place, name))
+        json_object_set_new(place, name,
+                            json_pack("{s:o, s:I, s:o}", "logprob", number(logprob), "rank", (json_int_t)rank,
+                                      "decoded_token", ask_text_json(piece.data, piece.len)));
+}
+
+json_t *gw_scores_prompt_list(const struct gw_task *t, const Tandem__V1__GenerateEnd *end)
+{
+    json_t *list = json_array();
+    size_t n = end ? end->n_prompt_ids : 0, n_top = n > 1 ? end->n_prompt_top_ids / (n - 1) : 0;
+    size_t most = n_top < t->n_prompt_top ? n_top : t->n_prompt_top;
+    if (n && (end->n_prompt_logprobs != n || end->n_prompt_ranks != n || end->n_prompt_pieces != n ||
+              end->n_prompt_top_logprobs != end->n_prompt_top_ids || end->n_prompt_top_pieces != end->n_prompt_top_ids))
+        n = 0;
+    for (size_t i = 0; i < n; i++) {
+        json_t *place = i ? json_object() : json_null();
+        json_array_append_new(list, place);
+        if (!i)
+            continue;
+        add_ranked(place, end->prompt_ids[i], end->prompt_logprobs[i], end->prompt_ranks[i], end->prompt_pieces[i]);
+        for (size_t k = 0, at = (i - 1) * n_top; k < most; k++, at++)
+            add_ranked(place, end->prompt_top_ids[at], end->prompt_top_logprobs[at], (uint32_t)k + 1,
+                       end->prompt_top_pieces[at]);
+    }
+    return list;
 }

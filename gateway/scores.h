@@ -16,5 +16,8 @@
 json_t *gw_scores_new(const struct gw_task *t);
 /* Adds the tokens of a message. *n_chars: characters of tokens so far. */
 void gw_scores_add(const struct gw_task *t, json_t *scores, const Tandem__V1__GenerateResponse *m, uint64_t *n_chars);
+/* The prompt's tokens as vLLM has them: [null, {ID: {"logprob", "rank", "decoded_token"}}, ...]. end may
+ * be NULL. */
+json_t *gw_scores_prompt_list(const struct gw_task *t, const Tandem__V1__GenerateEnd *end);
 /* Of a completion: the prompt's tokens, which are then before those that scores has. */
 void gw_scores_add_prompt(const struct gw_task *t, json_t *scores, const Tandem__V1__GenerateEnd *end);

@@ -248,6 +248,10 @@ static void end_answer(struct request *q, const char *reason, uint64_t upto, boo
     end.prompt_logprobs = q->prompt.logprobs;
     end.prompt_ranks = q->prompt.ranks;
     end.n_prompt_logprobs = end.n_prompt_ranks = q->prompt.n;
+    if (q->p.want_ids) {
+        end.prompt_ids = q->p.ids;
+        end.n_prompt_ids = q->prompt.n;
+    }
     end.prompt_top_ids = q->prompt.top_ids;
     end.prompt_top_logprobs = q->prompt.top_logprobs;
     end.n_prompt_top_ids = end.n_prompt_top_logprobs = q->prompt.n_top;
@@ -306,6 +310,12 @@ static uint64_t find_stop(struct request *q, uint64_t from)
 static uint64_t find_new_stop(struct request *q, uint64_t before)
 {
     return q->n_tokens > q->p.sampling.min_tokens ? find_stop(q, before) : UINT64_MAX;
+}
+
+/* Ends the answer at the stop string that was found at `stop`. */
+static void end_at_stop(struct request *q, uint64_t stop)
+{
+    end_answer(q, "stop", q->p.include_stop ? stop + q->p.stop[q->stopped_by - 1].len : stop, false);
 }
 
 /* Number of bytes at the end of the text that may be the beginning of a stop string. */
@@ -377,7 +387,7 @@ bool answer_token(struct request *q, struct shown_token token)
     }
     uint64_t stop = find_new_stop(q, before);
     if (stop != UINT64_MAX) {
-        end_answer(q, "stop", stop, false);
+        end_at_stop(q, stop);
         return true;
     }
     if (q->n_tokens - q->n_told >= KEEP_TOKENS || rpc_call_queued_bytes(q->call) <= KEEP_BYTES)
@@ -397,7 +407,7 @@ void answer_finish(struct request *q, bool length)
     token_stream_flush(q->detok, &q->text);
     uint64_t stop = find_new_stop(q, before);
     if (stop != UINT64_MAX)
-        end_answer(q, "stop", stop, false);
+        end_at_stop(q, stop);
     else
         end_answer(q, length ? "length" : "stop", q->text.len, true);
 }

@@ -122,7 +122,7 @@ enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
         return params_text_fits(r, "text", m->text.len, e);
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
-        if (m->tokens->n_ids > params_context(r))
+        if (m->tokens->n_ids > params_context(r) && !m->truncate_prompt)
             return td_fail(e, TD_ERR_INVALID, "prompt: tokens.ids: %zu leave no room in the context of %u",
                            m->tokens->n_ids, params_context(r));
         return TD_OK;
@@ -135,16 +135,35 @@ enum td_status params_fits(struct router *r, const Tandem__V1__GenerateRequest *
 
 /* --------------------------------------------------------------- prompt */
 
-/* Tokenizes; stops soon after the context is full, however long the text is. */
-static enum td_status encode_prompt(struct router *r, const char *text, size_t len, bool add_special,
+/*
+ * Tokenizes; stops soon after the context is full, however long the text is. Of a text that is truncated the
+ * last tokens count, so all are needed, up to a bound.
+ */
+static enum td_status encode_prompt(struct router *r, const char *text, size_t len, bool add_special, bool truncates,
                                     struct token_ids *ids, struct td_error *e)
 {
-    ids->limit = params_context(r);
+    enum { TRUNCATED_CONTEXTS = 4 };
+    ids->limit = (size_t)params_context(r) * (truncates ? TRUNCATED_CONTEXTS : 1);
     enum td_status s = tokenizer_encode(r->tokenizer, text, len, add_special, ids, e);
     if (s == TD_ERR_NO_SPACE)
         s = td_fail(e, TD_ERR_INVALID, "prompt: more than %zu tokens leave no room in the context of %zu", ids->limit,
                     ids->limit);
     return s;
+}
+
+/* Drops the first tokens of a prompt that is longer than asked for, or than max_tokens leaves room for. */
+static void truncate_prompt(struct router *r, const Tandem__V1__GenerateRequest *m, struct token_ids *ids)
+{
+    uint32_t context = params_context(r), most = m->truncate_prompt;
+    uint32_t answer = m->stopping && m->stopping->has_max_tokens_case ? m->stopping->max_tokens : 1;
+    if (!most)
+        return;
+    if (answer < context && most > context - answer)
+        most = context - answer;
+    if (ids->n <= most)
+        return;
+    memmove(ids->ids, ids->ids + ids->n - most, most * sizeof(*ids->ids));
+    ids->n = most;
 }
 
 static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateRequest *m, struct params *p,
@@ -158,7 +177,7 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
     switch (m->prompt_case) {
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT:
         s = encode_prompt(r, (const char *)m->text.data, m->text.len,
-                          !m->has_add_special_tokens_case || m->add_special_tokens, &ids, e);
+                          !m->has_add_special_tokens_case || m->add_special_tokens, m->truncate_prompt, &ids, e);
         break;
     case TANDEM__V1__GENERATE_REQUEST__PROMPT_TOKENS:
         for (size_t i = 0; i < m->tokens->n_ids && !s; i++) {
@@ -174,14 +193,19 @@ static enum td_status parse_prompt(struct router *r, const Tandem__V1__GenerateR
         if (!s)
             s = params_text_fits(r, "chat", text.len, e);
         if (!s)
-            s = encode_prompt(r, text.data ? text.data : "", text.len, false, &ids, e);
+            s = encode_prompt(r, text.data ? text.data : "", text.len, false, m->truncate_prompt, &ids, e);
         break;
     default:
         s = td_fail(e, TD_ERR_INVALID, "prompt: none of text, tokens, chat is given");
     }
     if (!s && !ids.n)
         s = td_fail(e, TD_ERR_INVALID, "prompt: empty");
-    if (m->echo && !s && m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
+    size_t n_all = ids.n;
+    if (!s)
+        truncate_prompt(r, m, &ids);
+    if (m->echo && !s && ids.n < n_all)
+        tokenizer_decode(r->tokenizer, ids.ids, ids.n, false, &p->echo);
+    else if (m->echo && !s && m->prompt_case == TANDEM__V1__GENERATE_REQUEST__PROMPT_TEXT)
         bytes_append(&p->echo, m->text.data, m->text.len);
     else if (m->echo && !s && text.len)
         bytes_append(&p->echo, text.data, text.len);
@@ -373,6 +397,7 @@ static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stoppin
 {
     const Tandem__V1__Stopping none = TANDEM__V1__STOPPING__INIT;
     m = m ? m : &none;
+    p->include_stop = m->include_stop;
     if (m->n_stop > ASK_MAX_STOP_STRINGS)
         return td_fail(e, TD_ERR_INVALID, "stopping.stop: %zu strings, at most %d", m->n_stop, ASK_MAX_STOP_STRINGS);
     for (size_t i = 0; i < m->n_stop; i++) {

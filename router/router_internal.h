@@ -131,6 +131,7 @@ struct params {
     struct bytes echo; /* the prompt's text if it is to be shown before the answer */
     struct bytes stop[ASK_MAX_STOP_STRINGS];
     uint32_t n_stop;
+    bool include_stop;
     double ttft_ms, tpot_ms; /* limits; 0: none */
     uint32_t n_choices;
     int32_t priority;

@@ -38,6 +38,9 @@ const struct ask_param ASK_PARAMS[ASK_N_PARAMS] = {
      .help = "chat: further variables for the template, as {\"enable_thinking\": false}", AT(chat.variables)},
     {"add_generation_prompt", ASK_BOOL, .needs = "messages", .is_switch = true, .is_on = true,
      .help = "chat: the template ends with the beginning of the answer", AT(generation_prompt)},
+    {"truncate_prompt", ASK_WHOLE, 0, UINT32_MAX, .holder = "N",
+     .help = "keeps only the last N tokens of the prompt, and leaves room for max_tokens; 0: all",
+     AT(m.truncate_prompt)},
     {"model", ASK_TEXT, .help = "the model's name", AT(m.model)},
     {"lora", ASK_TEXT, 0, ASK_MAX_LABEL_BYTES, .holder = "NAME", .help = "the adapter to answer with", AT(m.lora)},
     /* Sampling. */
@@ -83,6 +86,8 @@ const struct ask_param ASK_PARAMS[ASK_N_PARAMS] = {
      AT(stopping.n_stop)},
     {"stop_ids", ASK_IDS, 0, ASK_MAX_STOP_IDS, .holder = "ID,...", .help = "tokens that end the answer",
      AT(stopping.n_stop_ids)},
+    {"include_stop", ASK_BOOL, .is_switch = true, .help = "shows the text that ended the answer",
+     AT(stopping.include_stop)},
     {"ignore_eos", ASK_BOOL, .is_switch = true, .help = "goes on after the end token", AT(stopping.ignore_eos)},
     /* What it must be. */
     {"json_schema", ASK_OBJECT, .group = ASK_STRUCTURES, .holder = "JSON", .help = "the answer is JSON of this schema",

@@ -176,6 +176,54 @@ def test_log_probabilities_are_those_of_grpc():
 
 
 @test
+def test_members_of_vllm():
+    near = lambda x, y: abs(x - y) < 1e-5
+    with Cluster() as c, Gateway(c) as g:
+        asked = dict(max_tokens=12, temperature=0)
+        prompt = g.post("/tokenize", prompt="Once upon a time there was a small dog. It liked the sun.")["tokens"]
+        want = g.post("/v1/completions", prompt=prompt[-5:], **asked)
+        for p in (prompt, "Once upon a time there was a small dog. It liked the sun."):
+            got = g.post("/v1/completions", prompt=p, truncate_prompt_tokens=5, **asked)
+            assert got["choices"] == want["choices"] and got["usage"]["prompt_tokens"] == 5, (got, want)
+        whole = g.post("/v1/completions", prompt=prompt, truncate_prompt_tokens=100, **asked)
+        assert whole["usage"]["prompt_tokens"] == len(prompt), whole
+        long = g.post("/v1/completions", prompt=prompt * 700, truncate_prompt_tokens=-1, max_tokens=3, ignore_eos=True)
+        assert long["usage"]["prompt_tokens"] == 8192 - 3 and long["usage"]["completion_tokens"] == 3, long["usage"]
+        echoed = g.post("/v1/completions", prompt=prompt, truncate_prompt_tokens=5, echo=True, **asked)["choices"][0]["text"]
+        assert echoed.endswith(want["choices"][0]["text"]) and len(echoed) < 60 + len(want["choices"][0]["text"]), echoed
+        assert g.refused("/v1/completions", dict(prompt="a", truncate_prompt_tokens=-2), 400)["param"] == "truncate_prompt_tokens"
+
+        text = want["choices"][0]["text"]
+        stop = text[4:7]
+        for stream in (False, True):
+            for include in (False, True):
+                body = dict(prompt=prompt[-5:], stop=["zzzz", stop], include_stop_str_in_output=include, **asked)
+                got = text_of(g.events("/v1/completions", **body))[0] if stream else g.post("/v1/completions", **body)["choices"][0]["text"]
+                assert got == text[:text.index(stop)] + (stop if include else ""), (stream, include, got, text)
+
+        for n in (0, 2):
+            body = dict(prompt_logprobs=n, **asked)
+            end = Client(c.router.address).all(request(ids=prompt, max_tokens=2, want_prompt_logprobs=True, top_logprobs=n, want_pieces=True))[2]
+            assert list(end.prompt_ids) == prompt, end.prompt_ids
+            one = g.post("/v1/completions", prompt=prompt, logprobs=1, **body)["choices"][0]
+            assert {len(t) for t in one["logprobs"]["top_logprobs"]} == {1}, one["logprobs"]
+            listed = one["prompt_logprobs"]
+            assert listed[0] is None and len(listed) == len(prompt), listed
+            for i, place in enumerate(listed[1:], 1):
+                own = place[str(prompt[i])]
+                assert near(own["logprob"], end.prompt_logprobs[i]) and own["rank"] == end.prompt_ranks[i], (own, i)
+                assert own["decoded_token"].encode() == end.prompt_pieces[i], own
+                tops = sorted((v for v in place.values() if v["rank"] <= n), key=lambda v: v["rank"])
+                assert [v["rank"] for v in tops] == list(range(1, n + 1)) and len(place) <= n + 1, place
+                assert all(near(v["logprob"], x) for v, x in zip(tops, end.prompt_top_logprobs[(i - 1) * n:])), (place, i)
+            chat = g.post("/v1/chat/completions", messages=HELLO, **body)
+            assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"] and "prompt_logprobs" not in chat["choices"][0], chat
+        for path, kw in (("/v1/completions", dict(prompt="a")), ("/v1/chat/completions", dict(messages=HELLO))):
+            for bad in (dict(prompt_logprobs=-1), dict(prompt_logprobs=21), dict(prompt_logprobs=1, stream=True)):
+                assert g.refused(path, {**kw, **bad}, 400)["param"] == "prompt_logprobs"
+
+
+@test
 def test_what_is_wrong_is_named():
     with Cluster() as c, Gateway(c, "--max-prompts", "4", "--max-body-bytes", "4K") as g:
         chat, text = "/v1/chat/completions", "/v1/completions"
