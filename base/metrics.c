@@ -35,6 +35,8 @@ struct metrics_set {
     uint32_t n;
     char *labels;
     struct metric *metrics;
+    const struct metrics_set *of; /* shows this set's metrics `ids` instead; NULL: its own */
+    const uint32_t *ids;
 };
 
 struct metrics {
@@ -58,7 +60,7 @@ void metrics_close(struct metrics *m)
     while (m->sets) {
         struct metrics_set *s = m->sets;
         m->sets = s->next;
-        for (uint32_t i = 0; i < s->n; i++)
+        for (uint32_t i = 0; s->metrics && i < s->n; i++)
             free(s->metrics[i].buckets);
         free(s->metrics);
         free(s->labels);
@@ -68,21 +70,30 @@ void metrics_close(struct metrics *m)
     free(m);
 }
 
-struct metrics_set *metrics_add(struct metrics *m, const struct metric_info *info, uint32_t n, const char *labels)
+static struct metrics_set *add_set(struct metrics *m, struct metrics_set set, const char *labels)
 {
-    struct metrics_set *s = mem_zalloc(sizeof(*s));
-    s->info = info;
-    s->n = n;
+    struct metrics_set *s = mem_dup(&set, sizeof(set));
     s->labels = mem_strdup(labels ? labels : "");
-    s->metrics = mem_array(n, sizeof(*s->metrics));
-    for (uint32_t i = 0; i < n; i++)
-        if (info[i].type == METRIC_SECONDS)
-            s->metrics[i].buckets = mem_array(N_BOUNDS, sizeof(*s->metrics[i].buckets));
     pthread_mutex_lock(&m->lock);
     *m->tail = s;
     m->tail = &s->next;
     pthread_mutex_unlock(&m->lock);
     return s;
+}
+
+struct metrics_set *metrics_add(struct metrics *m, const struct metric_info *info, uint32_t n, const char *labels)
+{
+    struct metric *metrics = mem_array(n, sizeof(*metrics));
+    for (uint32_t i = 0; i < n; i++)
+        if (info[i].type == METRIC_SECONDS)
+            metrics[i].buckets = mem_array(N_BOUNDS, sizeof(*metrics[i].buckets));
+    return add_set(m, (struct metrics_set){.info = info, .n = n, .metrics = metrics}, labels);
+}
+
+void metrics_alias(struct metrics *m, struct metrics_set *of, const struct metric_info *info, const uint32_t *ids,
+                   uint32_t n, const char *labels)
+{
+    add_set(m, (struct metrics_set){.info = info, .n = n, .of = of, .ids = ids}, labels);
 }
 
 void metrics_inc(struct metrics_set *s, uint32_t id, uint64_t by)
@@ -161,7 +172,7 @@ void metrics_render(struct metrics *m, struct bytes *out)
                          TYPES[s->info[i].type]);
             for (struct metrics_set *t = s; t; t = t->next)
                 if (t->info == s->info)
-                    render_one(&t->info[i], &t->metrics[i], t->labels, out);
+                    render_one(&t->info[i], t->of ? &t->of->metrics[t->ids[i]] : &t->metrics[i], t->labels, out);
         }
     }
     pthread_mutex_unlock(&m->lock);

@@ -44,6 +44,13 @@ void metrics_close(struct metrics *m);
  * none. The registry owns the set. */
 struct metrics_set *metrics_add(struct metrics *m, const struct metric_info *info, uint32_t n, const char *labels);
 
+/*
+ * The metrics of another set under other names: info[i] shows of's metric ids[i]. All but `of` as in
+ * metrics_add(); ids are borrowed, too.
+ */
+void metrics_alias(struct metrics *m, struct metrics_set *of, const struct metric_info *info, const uint32_t *ids,
+                   uint32_t n, const char *labels);
+
 void metrics_inc(struct metrics_set *s, uint32_t id, uint64_t by); /* does nothing if s is NULL */
 void metrics_gauge(struct metrics_set *s, uint32_t id, double value);
 void metrics_observe_ns(struct metrics_set *s, uint32_t id, uint64_t duration_ns);

@@ -403,6 +403,20 @@ static void share_keys(struct router *r)
         keys_share(r->keys, count_routers(r), (uint32_t)(r->options.max_calls + 1) / 2);
 }
 
+/* Share of the workers' pages that are neither free nor only cached. */
+static double pages_used(const struct router *r)
+{
+    uint64_t used = 0, total = 0;
+    for (uint32_t i = 0; i < r->n_peers; i++) {
+        const struct peer_load *l = &r->peers[i]->load;
+        if (r->peers[i]->state != PEER_READY || r->peers[i]->role == ROLE_STORE)
+            continue;
+        used += l->total_pages - l->free_pages - l->cached_pages;
+        total += l->total_pages;
+    }
+    return total ? (double)used / (double)total : 0;
+}
+
 static void tick(struct router *r)
 {
     uint64_t now = clock_now(&r->clock), patience = router_patience(r);
@@ -424,6 +438,7 @@ static void tick(struct router *r)
     metrics_gauge(r->counters, ROUTER_READY, r->ready);
     metrics_gauge(r->counters, ROUTER_QUEUED, r->n_queued);
     metrics_gauge(r->counters, ROUTER_RUNNING, r->n_running);
+    metrics_gauge(r->counters, ROUTER_PAGES_USED, pages_used(r));
     index_sweep(r->index, SWEEP_ENTRIES);
     metrics_gauge(r->counters, ROUTER_INDEX_BLOCKS, (double)index_blocks(r->index));
     metrics_gauge(r->counters, ROUTER_INDEX_BYTES, (double)index_bytes(r->index));
@@ -485,6 +500,31 @@ static enum td_status open_model(struct router *r, struct td_error *e)
         start--;
     rpc_text_clean(r->options.model + start, n - start, r->model_name, sizeof(r->model_name));
     return s;
+}
+
+/* What schedulers and dashboards that know vLLM look for. */
+static void name_as_vllm(struct router *r)
+{
+    static const struct metric_info INFO[] = {
+        {METRIC_GAUGE, "vllm:num_requests_running", "tandem_requests_running"},
+        {METRIC_GAUGE, "vllm:num_requests_waiting", "tandem_requests_queued"},
+        {METRIC_GAUGE, "vllm:kv_cache_usage_perc", "tandem_kv_pages_used_ratio"},
+        {METRIC_COUNTER, "vllm:prompt_tokens_total", "tandem_prompt_tokens_total"},
+        {METRIC_COUNTER, "vllm:generation_tokens_total", "tandem_generation_tokens_total"},
+        {METRIC_COUNTER, "vllm:request_success_total", "tandem_requests_finished_total"},
+        {METRIC_SECONDS, "vllm:time_to_first_token_seconds", "tandem_time_to_first_token_seconds"},
+        {METRIC_SECONDS, "vllm:request_time_per_output_token_seconds", "tandem_time_per_output_token_seconds"}};
+    static const uint32_t IDS[] = {ROUTER_RUNNING, ROUTER_QUEUED,   ROUTER_PAGES_USED, ROUTER_PROMPT_TOKENS,
+                                   ROUTER_TOKENS,  ROUTER_FINISHED, ROUTER_TTFT,       ROUTER_TPOT};
+    char labels[2 * sizeof(r->model_name) + 32];
+    size_t n = (size_t)snprintf(labels, sizeof(labels), "model_name=\"");
+    for (const char *c = r->model_name; *c; c++) {
+        if (strchr("\"\\\n", *c))
+            labels[n++] = '\\';
+        labels[n++] = *c == '\n' ? 'n' : *c;
+    }
+    snprintf(labels + n, sizeof(labels) - n, "\"");
+    metrics_alias(r->metrics, r->counters, INFO, IDS, sizeof(IDS) / sizeof(IDS[0]), labels);
 }
 
 static void open_texts(struct router *r)
@@ -591,6 +631,8 @@ enum td_status router_open(const struct router_options *options, struct router *
         s = place_open(r, error_out);
     if (!s)
         s = open_model(r, error_out);
+    if (!s)
+        name_as_vllm(r);
     if (!s)
         open_texts(r);
     if (!s)

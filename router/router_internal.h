@@ -83,6 +83,7 @@ enum {
     X(ROUTER_TTFT_ERROR, METRIC_SECONDS, "tandem_ttft_prediction_error_seconds", "|predicted - actual| first token")   \
     X(ROUTER_QUEUED, METRIC_GAUGE, "tandem_requests_queued", "requests waiting to be placed")                          \
     X(ROUTER_RUNNING, METRIC_GAUGE, "tandem_requests_running", "requests placed on workers")                           \
+    X(ROUTER_PAGES_USED, METRIC_GAUGE, "tandem_kv_pages_used_ratio", "share of all workers' pages that requests hold") \
     X(ROUTER_INDEX_BLOCKS, METRIC_GAUGE, "tandem_index_blocks", "blocks in the prefix index")                          \
     X(ROUTER_INDEX_BYTES, METRIC_GAUGE, "tandem_index_bytes", "memory of the prefix index")                            \
     X(ROUTER_INDEX_DROPPED, METRIC_COUNTER, "tandem_index_dropped_total", "blocks that found no place in the index")   \

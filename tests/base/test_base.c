@@ -407,7 +407,12 @@ START_TEST(test_metrics_render_prometheus_text)
     metrics_inc(x, 0, 2);
     metrics_inc(y, 0, 3);
     metrics_observe_ns(x, 1, 3000000);
+    static const struct metric_info OTHER[] = {{METRIC_SECONDS, "v:b_seconds", "B."}, {METRIC_COUNTER, "v:a", "A."}};
+    static const uint32_t IDS[] = {1, 0};
+    metrics_alias(m, x, OTHER, IDS, 2, "model=\"m\"");
     metrics_render(m, &b);
+    ck_assert_ptr_nonnull(strstr(b.data, "# TYPE v:a counter\nv:a{model=\"m\"} 2\n"));
+    ck_assert_ptr_nonnull(strstr(b.data, "v:b_seconds_bucket{model=\"m\",le=\"0.005\"} 1\n"));
     ck_assert_ptr_nonnull(strstr(b.data, "# TYPE a_total counter\na_total{peer=\"x\"} 2\na_total{peer=\"y\"} 3\n"));
     ck_assert_ptr_nonnull(strstr(b.data, "b_seconds_bucket{peer=\"x\",le=\"0.002\"} 0\n"));
     ck_assert_ptr_nonnull(strstr(b.data, "b_seconds_bucket{peer=\"x\",le=\"0.005\"} 1\n"));

@@ -239,6 +239,12 @@ def test_first_token_that_ends_it_is_no_lost_handover():
             assert "error" not in r and r["token_ids"] == [first[i % 16]] and r["finish_reason"] == "stop", r
         counts = replans_by_reason(metrics)
         assert counts["transfer"] == 0 or counts["lost"] > 0, counts  # beside other programs a worker may seem lost
+        named = '{model_name="tandem-demo"}'
+        for theirs, ours in (("generation_tokens_total", "generation_tokens_total"), ("prompt_tokens_total", "prompt_tokens_total"),
+                             ("request_success_total", "requests_finished_total"),
+                             ("time_to_first_token_seconds_count", "time_to_first_token_seconds_count")):
+            assert metric(metrics, f"vllm:{theirs}{named}") == metric(metrics, f"tandem_{ours}{{}}") >= 216, (theirs, ours)
+        assert metric(metrics, f"vllm:num_requests_running{named}") == 0 <= metric(metrics, f"vllm:kv_cache_usage_perc{named}") <= 1
         c.audit()
 
 
