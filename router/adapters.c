@@ -82,6 +82,14 @@ enum td_status adapters_ask(struct router *r, const struct params *p, struct td_
     return s;
 }
 
+bool adapters_has(struct router *r, ProtobufCBinaryData name)
+{
+    pthread_mutex_lock(&r->hello_lock);
+    bool is_there = r->known && find_served(r, name.data, name.len);
+    pthread_mutex_unlock(&r->hello_lock);
+    return is_there;
+}
+
 const struct served_adapter *adapters_served(const struct router *r, const struct params *p)
 {
     return p->lora.len ? find_served(r, p->lora.data, p->lora.len) : NULL;

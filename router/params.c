@@ -79,9 +79,14 @@ enum td_status params_chat(struct router *r, const Tandem__V1__ChatPrompt *chat,
 
 /* --------------------------------------------------------------- bounds before any work */
 
-enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *e)
+static bool is_model(const struct router *r, ProtobufCBinaryData name)
 {
-    if (!name.len || (name.len == strlen(r->model_name) && !memcmp(name.data, r->model_name, name.len)))
+    return !name.len || (name.len == strlen(r->model_name) && !memcmp(name.data, r->model_name, name.len));
+}
+
+enum td_status params_model(struct router *r, ProtobufCBinaryData name, struct td_error *e)
+{
+    if (is_model(r, name) || adapters_has(r, name))
         return TD_OK;
     return td_fail(e, TD_ERR_NOT_FOUND, "model: this cluster serves '%s'", r->model_name);
 }
@@ -451,8 +456,11 @@ static enum td_status parse_rest(struct router *r, const Tandem__V1__GenerateReq
         s = label("workflow_id", m->workflow_id, &p->workflow, e);
     if (!s)
         s = label("request_id", m->request_id, &p->label, e);
+    bool is_adapter = !is_model(r, m->model), has_both = is_adapter && m->lora.len;
+    if (!s && has_both && (m->lora.len != m->model.len || memcmp(m->lora.data, m->model.data, m->model.len)))
+        s = td_fail(e, TD_ERR_INVALID, "lora: model names another adapter");
     if (!s)
-        s = label("lora", m->lora, &p->lora, e);
+        s = label("lora", is_adapter ? m->model : m->lora, &p->lora, e);
     if (!s)
         s = adapters_ask(r, p, e);
     p->remaining_ms = grpc_remaining_ms;

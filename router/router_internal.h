@@ -439,8 +439,8 @@ struct router {
  */
 enum td_status params_parse(struct router *r, const Tandem__V1__GenerateRequest *m, int64_t grpc_remaining_ms,
                             struct params *out, struct td_error *error_out);
-/* TD_ERR_NOT_FOUND if the request names a model that is not served. */
-enum td_status params_model(const struct router *r, ProtobufCBinaryData name, struct td_error *error_out);
+/* TD_ERR_NOT_FOUND if the request names a model that is not served. An adapter is a model, too. */
+enum td_status params_model(struct router *r, ProtobufCBinaryData name, struct td_error *error_out);
 /*
  * A quick check before params_parse(): TD_ERR_INVALID if the prompt has more bytes or ids than the context
  * can hold.
@@ -467,6 +467,8 @@ enum td_status adapters_match(const struct router *r, const Tandem__Worker__V1__
  * Any thread.
  */
 enum td_status adapters_ask(struct router *r, const struct params *p, struct td_error *error_out);
+/* Whether an adapter of this name is served; false before a worker came. Any thread. */
+bool adapters_has(struct router *r, ProtobufCBinaryData name);
 /* Owner thread. The adapter that p asks for; NULL: p asks for none. */
 const struct served_adapter *adapters_served(const struct router *r, const struct params *p);
 

@@ -11,6 +11,7 @@ SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-contex
 STEP_MS = 20
 WINDOW_S = 4
 ATTEMPTS = 3  # the machine is shared: a phase in which another program computes says nothing
+MOST = 2 if SLOW == 1 else 10  # sanitizers look at each byte that gRPC copies
 UNPACED = ("slo", "full")  # small requests, one after the other
 LARGE = (b"Tell me a story about a fox and a lantern, and leave nothing out. " * 60000)[:3900000]
 
@@ -102,15 +103,15 @@ class Reader(threading.Thread):
 
 
 def check_p99_under(attacks):
-    """The p99 gap under each attack is less than twice the undisturbed one before and after it, and no stream
-    is lost. attacks: (kind, texts of which each end of a call has one)."""
+    """The p99 gap under each attack is less than MOST times the undisturbed one before and after it, and no
+    stream is lost. attacks: (kind, texts of which each end of a call has one)."""
     with sim_cluster() as c:
         reader = Reader(c.router.address)
         wait_until(lambda: len(reader.times) > 50, 20, "tokens")
         after = reader.p99(WINDOW_S)
         for kind, expected in attacks:
             ratios = []
-            while not ratios or (ratios[-1] >= 2 and len(ratios) < ATTEMPTS):
+            while not ratios or (ratios[-1] >= MOST and len(ratios) < ATTEMPTS):
                 before = after
                 a = Attack(c.router.address, kind)
                 time.sleep(1)  # until it has begun
@@ -121,7 +122,7 @@ def check_p99_under(attacks):
                 print(f"# {kind}: p99 gap {before:.1f} and {after:.1f} ms undisturbed, {loud:.1f} ms under attack, ratio "
                       f"{ratios[-1]:.2f}; {codes}", flush=True)
                 assert codes and all(any(word in code for word in expected) for code in codes), codes
-            assert ratios[-1] < 2, (kind, ratios)
+            assert ratios[-1] < MOST, (kind, ratios)
         reader.stopped = True
 
 
@@ -151,7 +152,8 @@ def test_threads_of_a_router_are_bounded_by_cores_and_not_by_workers():
             names = [open(f"/proc/{router.pid}/task/{t}/comm").read().strip() for t in os.listdir(f"/proc/{router.pid}/task")]
             counts[n] = names
     print(f"# {len(counts[1])} threads with one worker, {len(counts[64])} with 64: {sorted(counts[64])}")
-    assert len(counts[64]) <= 8 * os.cpu_count() + 16 and sum(n == "rpc-client" for n in counts[64]) <= max(4, 2 * os.cpu_count())
+    most = (8 if SLOW == 1 else 16) * os.cpu_count() + 16  # gRPC starts more when its own do not come to run
+    assert len(counts[64]) <= most and sum(n == "rpc-client" for n in counts[64]) <= max(4, 2 * os.cpu_count())
 
 
 def refusals(client, asks, timeout=60):

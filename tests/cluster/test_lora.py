@@ -3,6 +3,7 @@ refusals."""
 import array, os, struct, sys
 sys.path.insert(0, os.path.dirname(__file__))
 from families import *
+from client import Client, request
 
 NAME = "mistral"
 
@@ -93,6 +94,19 @@ def test_requests_with_adapters_go_on_after_their_worker_is_lost():
         want = tokens(c.generate(requests(("a", "b")), ["--concurrency", "1"]))
     # The worker may have had nothing to do just then.
     assert any(lose_a_worker(want) for _ in range(3))
+
+
+@test
+def test_an_adapter_is_a_model_too():
+    with Cluster(model=model(NAME), prefill=1, decode=1, worker_args=SERVED) as c:
+        asked = requests(("a", "b"))
+        by_model = [{**{k: v for k, v in r.items() if k != "lora"}, "model": r["lora"]} for r in asked]
+        both = [{**r, "model": r["lora"]} for r in asked]
+        want = {i: r["token_ids"] for i, r in c.generate(asked).items()}
+        for way in (by_model, both):
+            assert {i: r["token_ids"] for i, r in c.generate(way).items()} == want
+        code, text = Client(c.router.address).error(request(ids=[1, 2], max_tokens=1, model="a", lora="b"))
+        assert code == "INVALID_ARGUMENT" and text.startswith("lora: "), (code, text)
 
 
 @test
