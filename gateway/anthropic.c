@@ -15,7 +15,7 @@
 
 /* ------------------------------------------------------------------ members */
 
-/* Reasoning is asked for in the way that many templates know, and shown only if it was asked for. */
+/* Reasoning is asked for in the ways that templates know, and shown only if it was asked for. */
 static enum td_status read_thinking(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     const char *type = json_string_value(json_object_get(v, "type"));
@@ -23,6 +23,7 @@ static enum td_status read_thinking(struct gw_reading *r, const struct gw_member
     if (!is_off && (!type || (strcmp(type, "enabled") != 0 && strcmp(type, "adaptive") != 0)))
         return td_fail(e, TD_ERR_INVALID, "%s.type: must be 'enabled', 'adaptive' or 'disabled'", m->name);
     r->task->shows_reasoning = !is_off;
+    gw_member_reasons(r, !is_off);
     return TD_OK;
 }
 

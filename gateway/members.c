@@ -141,6 +141,41 @@ enum td_status gw_member_parallel(struct gw_reading *r, const struct gw_member *
     return TD_OK;
 }
 
+/* Adds values for the template, which count less than those that are there. Takes the reference. */
+static void add_variables(struct gw_reading *r, json_t *more)
+{
+    json_t *all = json_object_get(r->ask, "variables");
+    all = all ? json_copy(all) : json_object();
+    json_object_update_missing(all, more);
+    json_object_set_new(r->ask, "variables", all);
+    json_decref(more);
+}
+
+void gw_member_reasons(struct gw_reading *r, bool is_on)
+{
+    add_variables(r, json_pack("{s:b, s:b}", "enable_thinking", is_on, "thinking", is_on));
+}
+
+enum td_status gw_member_effort(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    const char *effort = json_string_value(v);
+    if (!effort)
+        return td_fail(e, TD_ERR_INVALID, "%s: must be a text", m->name);
+    add_variables(r, json_pack("{s:O}", "reasoning_effort", v));
+    gw_member_reasons(r, strcmp(effort, "none") != 0);
+    return TD_OK;
+}
+
+enum td_status gw_member_variables(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    json_t *before = json_incref(json_object_get(r->ask, m->ask));
+    enum td_status s = gw_member_put(r, m, v, e);
+    if (!s && before)
+        add_variables(r, json_incref(before));
+    json_decref(before);
+    return s;
+}
+
 /* none: the functions are not offered. */
 enum td_status gw_member_tools(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {

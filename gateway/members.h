@@ -54,6 +54,10 @@ enum td_status gw_member_structured(struct gw_reading *r, const struct gw_member
 enum td_status gw_member_parallel(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tools(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tool_choice(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+/* Values for the template by the names that templates use; who knows none of them does not look. */
+void gw_member_reasons(struct gw_reading *r, bool is_on);
+enum td_status gw_member_effort(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
+enum td_status gw_member_variables(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 enum td_status gw_member_tandem(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e);
 /* Puts r->system before the other messages, and frees it. TD_ERR_INVALID: there are none. */
 enum td_status gw_system_first(struct gw_reading *r, const char *messages, struct td_error *e);

@@ -101,6 +101,16 @@ static enum td_status read_text(struct gw_reading *r, const struct gw_member *m,
     return gw_member_inner(r, m, TEXT, v, e);
 }
 
+static const struct gw_member REASONING[] = {{"effort", NULL, gw_member_effort},
+                                             {"summary", NULL, gw_member_ignored},
+                                             {"generate_summary", NULL, gw_member_ignored},
+                                             {NULL, NULL, NULL}};
+
+static enum td_status read_reasoning(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
+{
+    return gw_member_inner(r, m, REASONING, v, e);
+}
+
 static enum td_status read_truncation(struct gw_reading *r, const struct gw_member *m, json_t *v, struct td_error *e)
 {
     const char *word = json_string_value(v);
@@ -137,7 +147,7 @@ static const struct gw_member RESPONSES[] = {
     {"include", NULL, gw_member_false},
     {"top_logprobs", NULL, gw_member_false},
     {"tandem", NULL, gw_member_tandem},
-    {"reasoning", NULL, gw_member_ignored},
+    {"reasoning", NULL, read_reasoning},
     {"parallel_tool_calls", NULL, gw_member_parallel},
     {"max_tool_calls", NULL, gw_member_ignored},
     {"stream_options", NULL, gw_member_ignored},

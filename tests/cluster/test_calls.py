@@ -244,10 +244,46 @@ def test_each_convention_over_http():
                 gateway.stop()
 
 
-def post(gateway, body):
+EFFORT = """{% if enable_thinking and thinking %}one two three four five {% endif %}
+{%- if reasoning_effort == 'high' %}a b c d e f g h i j k {% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"""
+
+
+@test
+def test_how_much_to_reason_reaches_the_template():
+    off, on, high = "Hello", "one two three four five Hello", "one two three four five a b c d e f g h i j k Hello"
+    hello = [{"role": "user", "content": "Hello"}]
+    chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+    cases = [(chat, {}, off), (chat, {"reasoning_effort": "none"}, off), (chat, {"reasoning_effort": "low"}, on),
+             (chat, {"reasoning_effort": "high"}, high), (chat, {"reasoning_effort": None}, off),
+             (chat, {"chat_template_kwargs": {"thinking": False}, "reasoning_effort": "high"}, "a b c d e f g h i j k Hello"),
+             (chat, {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}, on),
+             (responses, {"reasoning": {"effort": "high", "summary": "auto"}}, high), (responses, {"reasoning": {}}, off),
+             (messages, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, on), (messages, {"thinking": {"type": "disabled"}}, off)]
+    with Template() as template:
+        path = template.write("")
+        with open(path, "w") as f:
+            f.write(EFFORT)
+        with Cluster(router_args=["--chat-template", path]) as c:
+            client = Client(c.router.address)
+            gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address]).start()
+            for where, members, prompt in cases:
+                body = {"model": "tandem-demo", **({"input": hello, "max_output_tokens": 2} if where == responses else
+                                                   {"messages": hello, "max_tokens": 2}), **members}
+                status, got = post(gateway, body, where)
+                assert status == 200, (members, got)
+                usage = json.loads(got)["usage"]
+                n = usage["prompt_tokens"] if where == chat else usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+                want = len(client.tokenize(pb.TokenizeRequest(text=prompt, add_special_tokens=False)).ids)
+                assert n == want, (where, members, n, want)
+            status, got = post(gateway, {"model": "tandem-demo", "messages": hello, "reasoning_effort": 5})
+            assert status == 400 and json.loads(got)["error"]["param"] == "reasoning_effort", got
+            gateway.stop()
+
+
+def post(gateway, body, path="/v1/chat/completions"):
     host, port = gateway.address.rsplit(":", 1)
     conn = http.client.HTTPConnection(host, int(port), timeout=60)
-    conn.request("POST", "/v1/chat/completions", json.dumps(body))
+    conn.request("POST", path, json.dumps(body))
     r = conn.getresponse()
     return r.status, r.read()
 
