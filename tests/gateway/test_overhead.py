@@ -1,0 +1,86 @@
+"""What the gateway adds: processor time for each token, and time to the first one.
+
+The time that it adds to TTFT is the client's TTFT over HTTP less the router's own (arrival to first token),
+so both ways through TCP, gRPC and the client are in it, too.
+Default: 64 streams, and bounds that hold on a busy machine. TANDEM_LONG=streams: 512, and narrower ones.
+"""
+import json, os, selectors, socket, statistics, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
+from harness import *
+
+LONG = os.environ.get("TANDEM_LONG") in ("streams", "all")
+STREAMS, TOKENS, ALONE = (512, 500, 400) if LONG else (64, 100, 60)
+DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
+SIM = ["--engine", "sim", "--pages", "60000", "--max-rows", "1100", "--sim-prefill", "1000,1,0", "--sim-decode", "20000,0,0"]
+
+
+def cpu_s(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        words = f.read().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def post(address, **body):
+    """A connection on which a stream was asked for."""
+    host, port = address.rsplit(":", 1)
+    text = json.dumps({"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "temperature": 0, **body})
+    s = socket.create_connection((host, int(port)), timeout=60)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+    return s
+
+
+def drain(sockets):
+    """Reads all streams to their ends. Tokens in all, as their last events say. Values: what came before."""
+    watched, ends = selectors.DefaultSelector(), dict(sockets)
+    for s in ends:
+        watched.register(s, selectors.EVENT_READ)
+    while watched.get_map():
+        for key, _ in watched.select(60):
+            got = key.fileobj.recv(1 << 18)
+            ends[key.fileobj] = (ends[key.fileobj] + got)[-4096:]
+            if not got:
+                watched.unregister(key.fileobj)
+                key.fileobj.close()
+    counts = [re.findall(rb'"completion_tokens":(\d+)', end) for end in ends.values()]
+    assert all(counts), [end for end in ends.values() if b"completion_tokens" not in end][:1]
+    return sum(int(c[-1]) for c in counts)
+
+
+@test
+def test_what_the_gateway_costs():
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM,
+                 router_args=["--metrics-listen", metrics, "--queue-requests", "4096"]) as c:
+        gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address, "--max-requests", "2000"]).start()
+        drain({post(gateway.address, prompt=[1, 2, 3], max_tokens=2): b""})
+
+        before, began = cpu_s(gateway.pid), time.monotonic()
+        router_before = cpu_s(c.router.pid)
+        n = drain({post(gateway.address, prompt=[i % 1000, 2, 3], max_tokens=TOKENS): b"" for i in range(STREAMS)})
+        took, used, router = time.monotonic() - began, cpu_s(gateway.pid) - before, cpu_s(c.router.pid) - router_before
+        assert n == STREAMS * TOKENS, n
+        cores = used / n * 50000
+        print(f"# {STREAMS} streams, {n / took:.0f} tokens/s; for 50,000 tokens a second the gateway needs {cores:.2f} cores, the router "
+              f"{router / n * 50000:.2f}")
+
+        seen, ttfts = [metric(metrics, f"tandem_time_to_first_token_seconds_{what}{{}}") for what in ("sum", "count")], []
+        for i in range(ALONE):
+            began = time.monotonic()
+            s = post(gateway.address, prompt=[i, 5, 6], max_tokens=2)
+            head = b""
+            while b"data: " not in head:
+                head += s.recv(1 << 16)
+            ttfts.append(time.monotonic() - began)
+            drain({s: head})
+        now = [metric(metrics, f"tandem_time_to_first_token_seconds_{what}{{}}") for what in ("sum", "count")]
+        own = (now[0] - seen[0]) / (now[1] - seen[1])
+        added = statistics.mean(ttfts) - own
+        print(f"# {ALONE} streams alone: TTFT {statistics.median(ttfts) * 1000:.2f} ms (median) over HTTP, {own * 1000:.2f} ms (mean) of the "
+              f"router; the gateway, the client and the way add {added * 1000:.2f} ms")
+        assert cores < (3 if LONG else 8) * SLOW and added < (0.002 if LONG else 0.03) * SLOW, (cores, added)
+        gateway.stop()
+
+
+if __name__ == "__main__":
+    main()
