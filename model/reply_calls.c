@@ -192,10 +192,10 @@ static int read_name(const struct convention *c, const char *raw, size_t len, si
     int state = reply_mark(raw, len, c->before_name);
     if (state != 1)
         return state;
-    size_t from = strlen(c->before_name);
-    const char *mark = find(raw + from, len - from, c->after_name);
+    size_t from = strlen(c->before_name), most = 2 * NAME_MOST; /* with an id */
+    const char *mark = find(raw + from, len - from < most ? len - from : most, c->after_name);
     if (!mark)
-        return len - from > 2 * NAME_MOST ? -1 : 0;
+        return len - from >= most ? -1 : 0;
     const char *id = memchr(raw + from, '[', (size_t)(mark - raw) - from); /* Mistral: an id of the call may follow */
     const char *end = id ? id : mark;
     *name = raw + from;
