@@ -69,6 +69,16 @@ enum td_status sampling_check(const struct sampling *s, uint32_t vocab_size, str
         if (s->allowed[i] >= vocab_size)
             return td_fail(e, TD_ERR_INVALID, "sampling.allowed_ids[%u]: %u is not in the vocabulary of %u", i,
                            s->allowed[i], vocab_size);
+    uint64_t n_bad_ids = 0;
+    for (uint32_t i = 0; i < s->n_bad && s->n_bad <= SAMPLING_MAX_BAD; i++)
+        n_bad_ids += s->bad_lengths[i] ? s->bad_lengths[i] : UINT32_MAX;
+    if (s->n_bad > SAMPLING_MAX_BAD || n_bad_ids != s->n_bad_ids || s->n_bad_ids > SAMPLING_MAX_BAD_IDS)
+        return td_fail(e, TD_ERR_INVALID, "sampling.bad_words: %u lists of %u ids, at most %d of %d, and none empty",
+                       s->n_bad, s->n_bad_ids, SAMPLING_MAX_BAD, SAMPLING_MAX_BAD_IDS);
+    for (uint32_t i = 0; i < s->n_bad_ids; i++)
+        if (s->bad_ids[i] >= vocab_size)
+            return td_fail(e, TD_ERR_INVALID, "sampling.bad_words: %u is not in the vocabulary of %u", s->bad_ids[i],
+                           vocab_size);
     if (s->top_logprobs > SAMPLING_MAX_TOP_LOGPROBS || s->top_logprobs > vocab_size)
         return td_fail(e, TD_ERR_INVALID, "top_logprobs: %u, at most %d", s->top_logprobs, SAMPLING_MAX_TOP_LOGPROBS);
     if (s->min_tokens > s->max_tokens)
@@ -137,6 +147,18 @@ static void penalize(struct sampler *s, const struct sampling *p, const uint32_t
 
 /* ------------------------------------------------------------------- finish */
 
+/* generated: the tokens that were generated. */
+static void forbid_bad(const struct sampling *p, const uint32_t *generated, uint32_t n, float *logits)
+{
+    const uint32_t *ids = p->bad_ids;
+    for (uint32_t i = 0; i < p->n_bad; i++) {
+        uint32_t before = p->bad_lengths[i] - 1;
+        if (before <= n && (!before || !memcmp(ids, generated + n - before, before * sizeof(*ids))))
+            logits[ids[before]] = -INFINITY;
+        ids += before + 1;
+    }
+}
+
 static void forbid(struct sampler *s, const struct sampling *p, bool too_early, const uint32_t *mask, float *logits)
 {
     for (uint32_t i = 0; too_early && !mask && i < p->n_stop_ids; i++)
@@ -179,7 +201,7 @@ static bool is_too_early(const struct sampling *p, uint32_t n_generated)
 
 static bool changes_logits(const struct sampling *p, uint32_t n_generated)
 {
-    return penalizes(p) || p->n_bias || p->n_allowed || p->is_masked || is_too_early(p, n_generated);
+    return penalizes(p) || p->n_bias || p->n_allowed || p->n_bad || p->is_masked || is_too_early(p, n_generated);
 }
 
 bool sampling_wants_logits(const struct sampling *p, uint32_t n_generated)
@@ -217,6 +239,7 @@ void sampler_finish(struct sampler *s, const struct sampling *p, const uint32_t 
     penalize(s, p, tokens, n_tokens, n_prompt, logits);
     for (uint32_t i = 0; i < p->n_bias; i++)
         logits[p->bias[i].id] += p->bias[i].bias;
+    forbid_bad(p, tokens + n_prompt, n_generated, logits);
     forbid(s, p, is_too_early(p, n_generated), mask, logits);
     const struct k_draw draw = draw_at(p, n_tokens);
     uint32_t best = k_argmax(logits, s->vocab_size);

@@ -7,8 +7,8 @@
  * the host, which draws in the same way.
  *
  * The order of operations is that of transformers: repetition, presence and frequency penalty, bias,
- * forbidden and allowed ids, temperature, top-k, top-p, min-p, typical-p (Meister et al. 2022, section 4).
- * Log-probabilities are those of the unmodified distribution.
+ * forbidden, bad and allowed ids, temperature, top-k, top-p, min-p, typical-p (Meister et al. 2022,
+ * section 4). Log-probabilities are those of the unmodified distribution.
  *
  * Threads: a sampler has scratch memory and belongs to one thread.
  */
@@ -26,6 +26,8 @@ enum {
     SAMPLING_MAX_BIAS = 1024 + MODEL_MAX_SUPPRESSED,
     SAMPLING_MAX_STOP_IDS = 64,
     SAMPLING_MAX_ALLOWED = 4096,
+    SAMPLING_MAX_BAD = 128,
+    SAMPLING_MAX_BAD_IDS = 65536,
     SAMPLING_MAX_TOP_LOGPROBS = 20,
 };
 
@@ -47,10 +49,12 @@ struct sampling {
     uint32_t n_bias;
     const uint32_t *allowed; /* only these ids may be drawn; n_allowed 0: all ids */
     uint32_t n_allowed;
-    bool is_masked;                  /* sampler_finish() gets a mask for each token */
-    uint32_t top_logprobs;           /* number of likeliest tokens that are reported with each token */
-    uint32_t max_tokens, min_tokens; /* limits on generated tokens, counted from n_prompt */
-    const uint32_t *stop_ids;        /* they end the sequence, and are not drawn before min_tokens */
+    const uint32_t *bad_ids, *bad_lengths; /* lists of ids, one behind the other: the last id of a list is not */
+    uint32_t n_bad_ids, n_bad;             /* drawn behind the others of it, if those were generated */
+    bool is_masked;                        /* sampler_finish() gets a mask for each token */
+    uint32_t top_logprobs;                 /* number of likeliest tokens that are reported with each token */
+    uint32_t max_tokens, min_tokens;       /* limits on generated tokens, counted from n_prompt */
+    const uint32_t *stop_ids;              /* they end the sequence, and are not drawn before min_tokens */
     uint32_t n_stop_ids;
 };
 

@@ -145,6 +145,8 @@ enum td_status engine_seq_open(struct engine *e, const struct seq_params *p, str
     s->sampling.bias = mem_dup(p->sampling.bias, p->sampling.n_bias * sizeof(*p->sampling.bias));
     s->sampling.stop_ids = mem_dup(p->sampling.stop_ids, p->sampling.n_stop_ids * sizeof(*p->sampling.stop_ids));
     s->sampling.allowed = mem_dup(p->sampling.allowed, p->sampling.n_allowed * sizeof(*p->sampling.allowed));
+    s->sampling.bad_ids = mem_dup(p->sampling.bad_ids, p->sampling.n_bad_ids * sizeof(*p->sampling.bad_ids));
+    s->sampling.bad_lengths = mem_dup(p->sampling.bad_lengths, p->sampling.n_bad * sizeof(*p->sampling.bad_lengths));
     s->sampling.is_masked = p->grammar != NULL;
     s->cursor = p->grammar ? grammar_cursor_open(p->grammar) : NULL;
     s->n_prompt = p->n_prompt;
@@ -183,6 +185,8 @@ void engine_seq_close(struct engine *e, struct seq *s)
     free((void *)s->sampling.bias);
     free((void *)s->sampling.stop_ids);
     free((void *)s->sampling.allowed);
+    free((void *)s->sampling.bad_ids);
+    free((void *)s->sampling.bad_lengths);
     grammar_cursor_close(s->cursor);
     free(s->tokens);
     free(s->pages);

@@ -147,7 +147,7 @@ static enum td_status read_prompt(struct gw_reading *r, const struct gw_member *
         {"min_tokens", "min_tokens", NULL}, {"top_k", "top_k", read_top_k}, {"min_p", "min_p", NULL},                  \
         {"repetition_penalty", "repetition_penalty", NULL}, {"ignore_eos", "ignore_eos", NULL},                        \
         {"stop_token_ids", "stop_ids", NULL}, {"skip_special_tokens", "skip_special_tokens", NULL},                    \
-        {"include_stop_str_in_output", "include_stop", NULL},                                                          \
+        {"bad_words", "bad_words", NULL}, {"include_stop_str_in_output", "include_stop", NULL},                        \
         {"truncate_prompt_tokens", "truncate_prompt", read_truncate}, {"prompt_logprobs", NULL, read_prompt_logprobs}, \
         {"allowed_token_ids", "allowed_ids", NULL}, {"cache_salt", "cache_salt", NULL},                                \
         {"priority", "priority", read_priority}, {"tandem", NULL, gw_member_tandem},                                   \

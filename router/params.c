@@ -272,6 +272,65 @@ static enum td_status parse_allowed(struct router *r, const Tandem__V1__Sampling
     return TD_OK;
 }
 
+static enum td_status check_utf8(const char *field, ProtobufCBinaryData b, struct td_error *e)
+{
+    json_t *v = json_stringn(b.len ? (const char *)b.data : "", b.len); /* NULL: it is not */
+    json_decref(v);
+    return v ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: not UTF-8", field);
+}
+
+/* Adds a list of bad ids. */
+static void add_bad(struct params *p, const uint32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        token_ids_push(&p->bad, ids[i]);
+    p->bad_lengths = mem_resize(p->bad_lengths, p->sampling.n_bad_lengths + 1, sizeof(*p->bad_lengths));
+    p->bad_lengths[p->sampling.n_bad_lengths++] = (uint32_t)n;
+}
+
+/* The word's tokens at the beginning of a text, and behind a space. */
+static enum td_status parse_bad_word(struct router *r, ProtobufCBinaryData word, struct params *p, struct td_error *e)
+{
+    struct bytes text = {0};
+    struct token_ids first = {0}, behind = {0};
+    bytes_append(&text, " ", 1);
+    bytes_append(&text, word.data, word.len);
+    enum td_status s = tokenizer_encode(r->tokenizer, text.data + 1, word.len, false, &first, e);
+    if (!s)
+        s = tokenizer_encode(r->tokenizer, text.data, text.len, false, &behind, e);
+    if (!s && first.n)
+        add_bad(p, first.ids, first.n);
+    if (!s && behind.n && (behind.n != first.n || memcmp(first.ids, behind.ids, first.n * sizeof(*first.ids))))
+        add_bad(p, behind.ids, behind.n);
+    token_ids_free(&first);
+    token_ids_free(&behind);
+    bytes_free(&text);
+    return s;
+}
+
+static enum td_status parse_bad_words(struct router *r, const Tandem__V1__Sampling *m, struct params *p,
+                                      struct td_error *e)
+{
+    enum td_status s = TD_OK;
+    char field[64];
+    if (m->n_bad_words > ASK_MAX_BAD_WORDS)
+        return td_fail(e, TD_ERR_INVALID, "sampling.bad_words: %zu texts, at most %d", m->n_bad_words,
+                       ASK_MAX_BAD_WORDS);
+    for (size_t i = 0; i < m->n_bad_words && !s; i++) {
+        ProtobufCBinaryData word = m->bad_words[i];
+        snprintf(field, sizeof(field), "sampling.bad_words[%zu]", i);
+        if (!word.len || word.len > ASK_MAX_STOP_BYTES)
+            return td_fail(e, TD_ERR_INVALID, "%s: %zu bytes, expected 1 to %d", field, word.len, ASK_MAX_STOP_BYTES);
+        s = check_utf8(field, word, e);
+        if (!s)
+            s = parse_bad_word(r, word, p, e);
+    }
+    p->sampling.bad_ids = p->bad.ids;
+    p->sampling.n_bad_ids = p->bad.n;
+    p->sampling.bad_lengths = p->bad_lengths;
+    return s;
+}
+
 static enum td_status parse_sampling(struct router *r, const Tandem__V1__Sampling *m, struct params *p,
                                      struct td_error *e)
 {
@@ -309,6 +368,8 @@ static enum td_status parse_sampling(struct router *r, const Tandem__V1__Samplin
             range("sampling.repetition_penalty", s->repetition_penalty, ASK_LEAST_REPETITION, ASK_MAX_REPETITION, e);
     if (!status)
         status = parse_bias(r, m, p, e);
+    if (!status)
+        status = parse_bad_words(r, m, p, e);
     return status ? status : parse_allowed(r, m, p, e);
 }
 
@@ -388,13 +449,6 @@ static enum td_status parse_lengths(struct router *r, const Tandem__V1__Stopping
     p->sampling.min_tokens = m->min_tokens;
     p->sampling.n_prompt = p->n_ids;
     return TD_OK;
-}
-
-static enum td_status check_utf8(const char *field, ProtobufCBinaryData b, struct td_error *e)
-{
-    json_t *v = json_stringn(b.len ? (const char *)b.data : "", b.len); /* NULL: it is not */
-    json_decref(v);
-    return v ? TD_OK : td_fail(e, TD_ERR_INVALID, "%s: not UTF-8", field);
 }
 
 static enum td_status parse_stopping(struct router *r, const Tandem__V1__Stopping *m, struct params *p,
@@ -673,6 +727,10 @@ struct params params_copy(const struct params *of)
     s->logit_bias = p.bias_list;
     s->stop_ids = p.stop_ids;
     s->allowed_ids = p.allowed;
+    p.bad = (struct token_ids){.ids = mem_dup(of->bad.ids, of->bad.n * sizeof(*of->bad.ids)), .n = of->bad.n};
+    p.bad_lengths = mem_dup(of->bad_lengths, s->n_bad_lengths * sizeof(*p.bad_lengths));
+    s->bad_ids = p.bad.ids;
+    s->bad_lengths = p.bad_lengths;
     for (uint32_t i = 0; i < p.n_stop; i++)
         copy_bytes(&p.stop[i]);
     copy_bytes(&p.echo);
@@ -693,6 +751,8 @@ void params_free(struct params *p)
     free(p->bias_list);
     free(p->stop_ids);
     free(p->allowed);
+    free(p->bad_lengths);
+    token_ids_free(&p->bad);
     bytes_free(&p->echo);
     for (uint32_t i = 0; i < p->n_stop; i++)
         bytes_free(&p->stop[i]);

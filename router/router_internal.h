@@ -128,8 +128,9 @@ struct params {
     uint64_t resumed_bytes;                      /* of text that the client has got from that router, with the echo */
     Tandem__Worker__V1__SamplingParams sampling; /* points to the arrays below */
     Tandem__Worker__V1__Bias *bias, **bias_list;
-    uint32_t *stop_ids, *allowed;
-    struct bytes echo; /* the prompt's text if it is to be shown before the answer */
+    uint32_t *stop_ids, *allowed, *bad_lengths;
+    struct token_ids bad; /* of bad words, one behind the other */
+    struct bytes echo;    /* the prompt's text if it is to be shown before the answer */
     struct bytes stop[ASK_MAX_STOP_STRINGS];
     uint32_t n_stop;
     bool include_stop;

@@ -8,7 +8,8 @@
 enum {
     ASK_MAX_CHOICES = 16,
     ASK_MAX_STOP_STRINGS = 16,
-    ASK_MAX_STOP_BYTES = 256,
+    ASK_MAX_STOP_BYTES = 256, /* of a bad word, too */
+    ASK_MAX_BAD_WORDS = 64,
     ASK_MAX_LABEL_BYTES = 64, /* tenant, cache_salt, workflow_id, request_id, lora */
     ASK_MAX_BIASES = 1024,
     ASK_MAX_STOP_IDS = 56,

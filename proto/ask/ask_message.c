@@ -34,16 +34,15 @@ static void put_ids(struct ask_ids *to, const json_t *list)
     json_array_foreach(list, i, v) to->ids[i] = (uint32_t)json_integer_value(v);
 }
 
-static void put_stop(struct ask_message *b, const json_t *stop)
+static void put_texts(struct ask_texts *to, const json_t *texts)
 {
-    Tandem__V1__Stopping *s = &b->stopping;
     size_t i;
     json_t *v;
-    s->n_stop = json_is_string(stop) ? 1 : json_array_size(stop);
-    s->stop = mem_array(s->n_stop, sizeof(*s->stop));
-    if (json_is_string(stop))
-        s->stop[0] = bytes_of(stop);
-    json_array_foreach(stop, i, v) s->stop[i] = bytes_of(v);
+    to->n = json_is_string(texts) ? 1 : json_array_size(texts);
+    to->texts = mem_array(to->n, sizeof(*to->texts));
+    if (json_is_string(texts))
+        to->texts[0] = bytes_of(texts);
+    json_array_foreach(texts, i, v) to->texts[i] = bytes_of(v);
 }
 
 static void put_biases(struct ask_message *b, const json_t *biases)
@@ -122,7 +121,7 @@ static void put_param(struct ask_message *b, const struct ask_param *p, const js
         *(ProtobufCBinaryData *)at = bytes_of(v);
         break;
     case ASK_TEXTS:
-        put_stop(b, v);
+        put_texts(at, v);
         break;
     case ASK_IDS:
         put_ids(at, v);
@@ -254,6 +253,7 @@ void ask_message_free(struct ask_message *b)
     free(b->bias);
     free(b->bias_list);
     free(b->sampling.allowed_ids);
+    free(b->sampling.bad_words);
     free(b->stopping.stop);
     free(b->stopping.stop_ids);
     free(b);

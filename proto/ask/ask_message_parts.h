@@ -26,3 +26,9 @@ struct ask_ids {
     size_t n;
     uint32_t *ids;
 };
+
+/* The same of a list of texts. */
+struct ask_texts {
+    size_t n;
+    ProtobufCBinaryData *texts;
+};

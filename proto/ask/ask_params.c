@@ -72,6 +72,8 @@ const struct ask_param ASK_PARAMS[ASK_N_PARAMS] = {
      .help = "numbers added to logits: {\"ID\": BIAS, ...}", AT(sampling.n_logit_bias)},
     {"allowed_ids", ASK_IDS, 0, ASK_MAX_ALLOWED, .holder = "ID,...", .help = "only these tokens are drawn",
      AT(sampling.n_allowed_ids)},
+    {"bad_words", ASK_TEXTS, 0, ASK_MAX_BAD_WORDS, .holder = "TEXT", .help = "text that the answer must not have",
+     AT(sampling.n_bad_words)},
     {"seed", ASK_SEED, .holder = "N", .help = "seed of the draws; default: a random one, which is shown",
      AT(sampling.seed), SAMPLING(seed, SEED)},
     {"n", ASK_WHOLE, 1, ASK_MAX_CHOICES, .holder = "N", .help = "number of answers to the prompt, in JSON",

@@ -52,7 +52,7 @@ struct ask_param {
     int present;
 };
 
-enum { ASK_N_PARAMS = 54 };
+enum { ASK_N_PARAMS = 55 };
 extern const struct ask_param ASK_PARAMS[ASK_N_PARAMS];
 
 const struct ask_param *ask_param_find(const char *name); /* NULL: no such member */

@@ -73,7 +73,8 @@ def kinds():
             "seeded": request(ids=shared + ids(40, 4), **seeded), "choices": request(ids=shared + ids(70, 5), **seeded, sampling__n=3),
             "prompt scores": request(ids=shared + ids(33, 6), **plain, want_prompt_logprobs=True),
             "scores only": request(ids=shared + ids(50, 7), max_tokens=0, want_prompt_logprobs=True),
-            "one token": request(ids=shared + ids(60, 8), max_tokens=1), "bypass": request(ids=shared + ids(9, 9), **plain, bypass_cache=True)}
+            "one token": request(ids=shared + ids(60, 8), max_tokens=1), "bypass": request(ids=shared + ids(9, 9), **plain, bypass_cache=True),
+            "bad words": request(ids=shared + ids(80, 10), sampling__bad_words=["a", "e o", "story"], **seeded)}
 
 
 def ask(c, only=None):

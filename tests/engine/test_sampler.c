@@ -225,6 +225,44 @@ START_TEST(test_sampler_tells_the_likeliest_of_the_unmodified_distribution)
 }
 END_TEST
 
+START_TEST(test_bad_words_are_not_finished)
+{
+    struct sampler *s = sampler_open(VOCAB);
+    float logits[VOCAB];
+    const uint32_t ids[] = {5, 3, 9, 1, 3, 7}, lengths[] = {1, 2, 3};
+    struct sampling p = {.top_p = 1,
+                         .repetition_penalty = 1,
+                         .max_tokens = 9,
+                         .bad_ids = ids,
+                         .n_bad_ids = 6,
+                         .bad_lengths = lengths,
+                         .n_bad = 3};
+    /* tokens, how many of them are the prompt, the largest logits in their order, what is drawn */
+    static const struct {
+        uint32_t n, n_prompt, tokens[4], best[3], drawn;
+    } CASES[] = {{1, 1, {2}, {5, 9, 7}, 9},         {2, 1, {2, 3}, {9, 5, 7}, 7}, {3, 1, {2, 1, 3}, {7, 9, 5}, 0},
+                 {3, 2, {2, 1, 3}, {7, 9, 5}, 7},   {2, 2, {2, 3}, {9, 5, 7}, 9}, {3, 1, {2, 3, 1}, {9, 5, 7}, 9},
+                 {4, 1, {2, 1, 3, 2}, {7, 9, 5}, 7}};
+    struct sampled out;
+    struct td_error e = {{0}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        for (uint32_t k = 0; k < VOCAB; k++)
+            logits[k] = -(float)k;
+        for (uint32_t k = 0; k < 3; k++)
+            logits[CASES[i].best[k]] = 10 - (float)k;
+        draw(s, &p, CASES[i].tokens, CASES[i].n, CASES[i].n_prompt, VOCAB, logits, &out);
+        ck_assert_msg(out.id == CASES[i].drawn, "case %zu: %u", i, out.id);
+    }
+    ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_OK);
+    p.n_bad = 2;
+    ck_assert_int_eq(sampling_check(&p, VOCAB, &e), TD_ERR_INVALID);
+    ck_assert(!strncmp(e.text, "sampling.bad_words: ", 20));
+    p.n_bad = 3;
+    ck_assert_int_eq(sampling_check(&p, 9, &e), TD_ERR_INVALID);
+    sampler_close(s);
+}
+END_TEST
+
 START_TEST(test_sampler_allows_only_what_is_allowed)
 {
     struct sampler *s = sampler_open(VOCAB);
@@ -296,6 +334,7 @@ int main(void)
     tcase_add_test(t, test_sampler_chooses_the_sets_that_sorting_does);
     tcase_add_test(t, test_sampler_tells_the_likeliest_of_the_unmodified_distribution);
     tcase_add_test(t, test_sampler_allows_only_what_is_allowed);
+    tcase_add_test(t, test_bad_words_are_not_finished);
     tcase_add_test(t, test_sampler_penalties_are_counted_as_they_are_defined);
     suite_add_tcase(s, t);
     return tap_main(s);

@@ -201,6 +201,13 @@ def test_members_of_vllm():
                 got = text_of(g.events("/v1/completions", **body))[0] if stream else g.post("/v1/completions", **body)["choices"][0]["text"]
                 assert got == text[:text.index(stop)] + (stop if include else ""), (stream, include, got, text)
 
+        words = text.split()
+        for bad in ([words[1]], [words[0], words[2]], [" ".join(words[1:3])]):
+            got = g.post("/v1/completions", prompt=prompt[-5:], bad_words=bad, **asked)["choices"][0]["text"]
+            assert all(w in text and w not in got for w in bad), (bad, got, text)
+        for bad in ([""], ["x" * 257], ["a"] * 65, 5):
+            assert g.refused("/v1/completions", dict(prompt="a", bad_words=bad), 400)["param"].startswith("bad_words"), bad
+
         for n in (0, 2):
             body = dict(prompt_logprobs=n, **asked)
             end = Client(c.router.address).all(request(ids=prompt, max_tokens=2, want_prompt_logprobs=True, top_logprobs=n, want_pieces=True))[2]
