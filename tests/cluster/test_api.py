@@ -243,8 +243,10 @@ def test_first_token_that_ends_it_is_no_lost_handover():
         for theirs, ours in (("generation_tokens_total", "generation_tokens_total"), ("prompt_tokens_total", "prompt_tokens_total"),
                              ("request_success_total", "requests_finished_total"),
                              ("time_to_first_token_seconds_count", "time_to_first_token_seconds_count")):
-            assert metric(metrics, f"vllm:{theirs}{named}") == metric(metrics, f"tandem_{ours}{{}}") >= 216, (theirs, ours)
-        assert metric(metrics, f"vllm:num_requests_running{named}") == 0 <= metric(metrics, f"vllm:kv_cache_usage_perc{named}") <= 1
+            wait_until(lambda: metric(metrics, f"vllm:{theirs}{named}") == metric(metrics, f"tandem_{ours}{{}}") >= 216, 10,
+                       f"{theirs} is {ours}")
+        wait_until(lambda: metric(metrics, f"vllm:num_requests_running{named}") == 0, 10, "the gauge is of this second")
+        assert 0 <= metric(metrics, f"vllm:kv_cache_usage_perc{named}") <= 1
         c.audit()
 
 
