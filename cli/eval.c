@@ -69,7 +69,7 @@ struct eval {
     pthread_mutex_t lock; /* guards the rest, which rpc threads change, too */
     pthread_cond_t changed;
     uint64_t n_flying, n_done;
-    struct window **again; /* refused for now */
+    struct window **again; /* that the router refused, to be asked again */
     uint64_t n_again;
     uint32_t again_ms;
     uint64_t done_ns;   /* when a window was done, or the first one began */

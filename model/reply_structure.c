@@ -32,7 +32,7 @@ static void add_schema(json_t *list, json_t *function)
     json_array_append_new(list, json_pack("{s:o}", "schema", schema));
 }
 
-/* One of these texts. */
+/* Adds an expression that matches each of these texts, and nothing else. */
 static void add_choice(json_t *list, json_t *texts)
 {
     struct bytes regex = {0};

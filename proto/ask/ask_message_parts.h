@@ -27,7 +27,7 @@ struct ask_ids {
     uint32_t *ids;
 };
 
-/* The same of a list of texts. */
+/* protobuf-c's form of a repeated text: a count, then the array. */
 struct ask_texts {
     size_t n;
     ProtobufCBinaryData *texts;

@@ -213,6 +213,7 @@ def test_each_convention_over_http():
         for words, cases in CONVENTIONS.items():
             with Cluster(router_args=["--chat-template", template.write(words)]) as c:
                 gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address]).start()
+                c.workers.append(gateway)  # is stopped with the cluster
                 for answer, text, reasoning, calls in cases:
                     body = {"model": "tandem-demo", "messages": [{"role": "user", "content": "Hello"}], "tools": TOOLS, "max_tokens": 600,
                             "structured_outputs": {"choice": [answer]}, "temperature": 0}
@@ -241,7 +242,6 @@ def test_each_convention_over_http():
                 none = {**body, "tool_choice": "none"}
                 _, whole = post(gateway, none)
                 assert "tool_calls" not in json.loads(whole)["choices"][0]["message"], whole
-                gateway.stop()
 
 
 EFFORT = """{% if enable_thinking and thinking %}one two three four five {% endif %}
@@ -266,6 +266,7 @@ def test_how_much_to_reason_reaches_the_template():
         with Cluster(router_args=["--chat-template", path]) as c:
             client = Client(c.router.address)
             gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address]).start()
+            c.workers.append(gateway)  # is stopped with the cluster
             for where, members, prompt in cases:
                 body = {"model": "tandem-demo", **({"input": hello, "max_output_tokens": 2} if where == responses else
                                                    {"messages": hello, "max_tokens": 2}), **members}
@@ -277,7 +278,6 @@ def test_how_much_to_reason_reaches_the_template():
                 assert n == want, (where, members, n, want)
             status, got = post(gateway, {"model": "tandem-demo", "messages": hello, "reasoning_effort": 5})
             assert status == 400 and json.loads(got)["error"]["param"] == "reasoning_effort", got
-            gateway.stop()
 
 
 def post(gateway, body, path="/v1/chat/completions"):

@@ -54,6 +54,7 @@ def test_what_the_gateway_costs():
     with Cluster(dummy=DIMS, prefill=1, decode=1, plan="split", worker_args=SIM,
                  router_args=["--metrics-listen", metrics, "--queue-requests", "4096"]) as c:
         gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address, "--max-requests", "2000"]).start()
+        c.workers.append(gateway)  # is stopped with the cluster, whatever happens
         drain({post(gateway.address, prompt=[1, 2, 3], max_tokens=2): b""})
 
         before, began = cpu_s(gateway.pid), time.monotonic()
@@ -93,7 +94,6 @@ def test_what_the_gateway_costs():
         http, direct = added(over_http), added(over_grpc)
         print(f"# {ALONE} streams alone: over HTTP {http:.2f} ms come to the router's TTFT, over gRPC {direct:.2f} ms")
         assert cores < (2 if LONG else 8) * SLOW and http - direct < (2 if LONG else 30) * SLOW, (cores, http, direct)
-        gateway.stop()
 
 
 if __name__ == "__main__":
