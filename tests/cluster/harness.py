@@ -15,12 +15,23 @@ SLOW = 6 if os.environ.get("TANDEM_SANITIZE") else 1  # under sanitizers everyth
 SECRET = "test-secret"
 
 
+def threads_per_core():
+    """How many threads want to run for each core: now, or in the mean of the last minute if that is more."""
+    with open("/proc/loadavg") as f:
+        running = int(f.read().split()[3].split("/")[0])
+    return max(running, os.getloadavg()[0]) / os.cpu_count()
+
+
 def crowded():
     """How many times longer a process may seem silent, since more than four threads for each core want to
     run."""
-    with open("/proc/loadavg") as f:
-        running = int(f.read().split()[3].split("/")[0])
-    return max(1, int(max(running, os.getloadavg()[0]) // (4 * os.cpu_count())))
+    return max(1, int(threads_per_core() // 4))
+
+
+def within(seconds):
+    """An upper bound, in seconds, for what takes less than so many seconds on an idle machine. Ask when it is
+    over: other tests may have begun meanwhile."""
+    return seconds * SLOW * max(1, threads_per_core())
 
 
 ROUTERS = int(os.environ.get("TANDEM_ROUTERS", "1"))

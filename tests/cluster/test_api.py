@@ -142,7 +142,7 @@ def test_deadline_is_kept_by_field_and_by_grpc():
         assert client.error(long, timeout=0.5)[0] == "DEADLINE_EXCEEDED"
         long.slo.deadline_ms = 500
         assert client.error(long, timeout=30)[0] == "DEADLINE_EXCEEDED"
-        assert time.monotonic() - started < 4 * SLOW
+        assert time.monotonic() - started < within(4)
         c.audit(2)
 
 

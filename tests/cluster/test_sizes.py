@@ -1,7 +1,7 @@
 """Memory of pools: little for a small model, and no more than is available."""
 import contextlib, json, os, shutil, subprocess, tempfile, time
 
-from harness import BUILD, DEMO, SLOW, TANDEM, Skip, main, test, wait_until
+from harness import BUILD, DEMO, SLOW, TANDEM, Skip, main, test, wait_until, within
 
 DECODE, STORE = os.path.join(BUILD, "decode/tandem-decode"), os.path.join(BUILD, "kvstore/tandem-kvstore")
 
@@ -22,7 +22,7 @@ def refuse(args, *words, env=None):
     lines = errors.strip().splitlines()
     assert len(lines) == 1 and all(w in lines[0] for w in words), (args, errors)
     # A second on an idle machine; to touch 900 GiB takes minutes anywhere.
-    assert took < 10 * SLOW, (args, took)
+    assert took < within(10), (args, took)
     return lines[0]
 
 
