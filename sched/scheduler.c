@@ -652,9 +652,11 @@ void scheduler_run(struct scheduler *s, uint64_t now)
     struct walk walk = walk_begin(s, now);
     bool is_whole = clock_ms_between(s->passed_ns, now) > SCHEDULER_REFRESH_MS;
     s->passed_ns = is_whole ? now : s->passed_ns;
-    bool stopped = false; /* ended early; a later whole pass looks at the rest */
-    uint32_t n_waits = 0; /* requests in a row that were not dispatched */
-    for (uint32_t n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk)); n++) {
+    bool stopped = false;  /* ended early; a later whole pass looks at the rest */
+    uint32_t n_waits = 0;  /* requests in a row that were not dispatched */
+    bool moves_up = false; /* requests left the queue, so that later ones came within reach of a look */
+    uint32_t n;
+    for (n = 0; n < SCHEDULER_LOOK && some_worker(s) && !stopped && (q = walk_next(s, &walk)); n++) {
         if (put_last(s, q, now))
             continue;
         struct plan plan = take_turn(s, q, now, LATE, true);
@@ -663,9 +665,11 @@ void scheduler_run(struct scheduler *s, uint64_t now)
         else if (plan.now)
             dispatch(s, q, &plan, now);
         n_waits = plan.now ? 0 : n_waits + 1;
+        moves_up |= plan.now || plan.kind == PLAN_REFUSE;
         stopped = !is_whole && (!some_takes(s) || (n_waits == ENOUGH_WAIT && s->n_queued > SCHEDULER_LOOK));
     }
-    s->dirty = stopped; /* the pass has already seen the changes that it made itself */
+    /* The pass has already seen the changes that it made itself, but not what moved up. */
+    s->dirty = stopped || (moves_up && n == SCHEDULER_LOOK);
 }
 
 /* --------------------------------------------------------------- admission */

@@ -18,7 +18,7 @@ MOST = 64 << 10  # bytes of a stream
 
 
 def cluster():
-    return Cluster(decode=3, dummy=DIMS, worker_args=SIM, router_args=["--max-calls", "16384", "--queue-requests", "16384"])
+    return Cluster(decode=3, plan="split", dummy=DIMS, worker_args=SIM, router_args=["--max-calls", "32768", "--queue-requests", "16384"])
 
 
 class Clients:

@@ -303,6 +303,30 @@ START_TEST(test_scheduler_decides_in_long_queues_as_whole_passes_do)
 }
 END_TEST
 
+/* A pass looks at the first requests of a queue only. Those behind them don't wait for something else to
+ * happen. */
+START_TEST(test_scheduler_fills_idle_workers_from_a_long_queue)
+{
+    enum { N = 400 };
+    struct cluster *c = cluster_open(1, 8);
+    struct sched_request *qs = mem_array(N, sizeof(*qs));
+    for (uint32_t i = 0; i < N; i++) {
+        qs[i] = request(c, 2); /* together less than the work that a worker may have ahead */
+        ck_assert(submit(c, &qs[i]));
+    }
+    for (uint32_t ms = 0; ms < 100 && c->n_placed < N; ms += 20) {
+        run(c);
+        pass_ms(c, 20);
+    }
+    ck_assert_uint_eq(c->n_placed, N);
+    for (uint32_t i = 0; i < N; i++)
+        scheduler_end(c->s, &qs[i], c->now, false);
+    assert_idle(c, 9);
+    cluster_close(c);
+    free(qs);
+}
+END_TEST
+
 /* A step of a workflow that can't keep its deadline waits behind all other requests, but not longer than
  * max_wait_ns. */
 START_TEST(test_scheduler_serves_a_lost_step_that_waited_too_long)
@@ -342,6 +366,7 @@ int main(void)
     Suite *s = suite_create("scheduler_queue");
     TCase *t = tcase_create("scheduler_queue");
     tcase_set_timeout(t, 60);
+    tcase_add_test(t, test_scheduler_fills_idle_workers_from_a_long_queue);
     tcase_add_test(t, test_scheduler_looks_again_when_a_worker_is_not_avoided_any_more);
     tcase_add_test(t, test_scheduler_keeps_requests_while_no_pair_can_connect);
     tcase_add_test(t, test_scheduler_avoids_a_worker_for_a_while_only);
