@@ -6,7 +6,8 @@
  *     message_start, {content_block_start, content_block_delta..., content_block_stop}..., message_delta,
  *     message_stop
  *
- * The numbers of tokens are known at the end, so message_start has 0, and message_delta has all of them.
+ * How much of the prompt was cached is known at the end, so message_start counts all of it as input, and
+ * message_delta has the final numbers.
  */
 #include <stdio.h>
 #include <string.h>

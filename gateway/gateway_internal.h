@@ -110,10 +110,11 @@ struct gw_choice {
     json_t *calls;                /* the same: list of {"id", "name", "arguments"}; NULL: none */
     Tandem__V1__GenerateEnd *end; /* of such an answer */
     bool is_over;
-    uint64_t n_bytes; /* that came, as Resume counts them */
-    uint64_t n_chars; /* of tokens whose scores were shown */
-    json_t *scores;   /* of an answer that is not streamed, if they are wanted (scores.h) */
-    /* Tokens that came; only where another router could go on after them. */
+    uint64_t n_bytes;  /* that came, as Resume counts them */
+    uint64_t n_chars;  /* of tokens whose scores were shown */
+    json_t *scores;    /* of an answer that is not streamed, if they are wanted (scores.h) */
+    uint32_t n_tokens; /* that came */
+    /* They; only where another router could go on after them. */
     uint32_t *ids, n_ids, cap_ids;
 };
 
@@ -134,6 +135,7 @@ struct gw_call {
     struct gw_try *tries; /* n_choices of the task * GW_TRIES_MOST */
     uint32_t n_tries;
     bool has_answer;
+    uint32_t prompt_tokens;     /* 0: not known yet */
     ProtobufCMessage *response; /* of a unary call */
     struct gw_choice choices[ASK_MAX_CHOICES];
 };
@@ -180,9 +182,10 @@ struct gw_task {
     char *headers;        /* further header lines of the answer */
     int64_t created_s;
     const struct gw_member *members; /* the table by which the request was read; NULL: it has none */
-    char *model;                     /* as the request named it, or NULL */
-    struct bytes prefix;             /* what every event of a stream begins with */
-    bool is_stream, wants_usage, is_chat, wants_scores, wants_prompt_scores, wants_prompt_list, shows_reasoning;
+    char *model;                     /* as the request named it; NULL: it did not, and no answer came yet */
+    struct bytes prefix;             /* what every event of a stream begins with; empty before the first */
+    bool is_stream, wants_usage, wants_usage_each, is_chat, wants_scores, wants_prompt_scores, wants_prompt_list,
+        shows_reasoning;
     uint32_t n_top;        /* likeliest tokens beside each scored token */
     uint32_t n_prompt_top; /* the same for wants_prompt_list */
     uint32_t n_choices;    /* for each prompt */

@@ -28,6 +28,8 @@ static enum td_status read_stream_options(struct gw_reading *r, const struct gw_
     {
         if (!strcmp(name, "include_usage") && json_is_boolean(option))
             r->task->wants_usage = json_is_true(option);
+        else if (!strcmp(name, "continuous_usage_stats") && json_is_boolean(option))
+            r->task->wants_usage_each = json_is_true(option);
         else if (strcmp(name, "include_obfuscation") || !json_is_boolean(option))
             return td_fail(e, TD_ERR_INVALID, "%s.%.32s: no such member, or not true or false", m->name, name);
     }
@@ -186,16 +188,6 @@ static const struct gw_member COMPLETIONS[] = {
 
 /* ------------------------------------------------------------------ reading */
 
-/* What every event of the stream begins with. */
-static void make_prefix(struct gw_task *t)
-{
-    bytes_printf(&t->prefix, "data: {\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":\"",
-                 t->is_chat ? "chatcmpl" : "cmpl", t->id, t->is_chat ? "chat.completion.chunk" : "text_completion",
-                 t->created_s);
-    ask_text_escape(&t->prefix, t->model ? t->model : "", t->model ? strlen(t->model) : 0);
-    bytes_printf(&t->prefix, "\",\"choices\":[");
-}
-
 /* The router has the prompt's scores when the answer ends. */
 static enum td_status ask_prompt_scores(struct gw_reading *r, const char *member, struct td_error *e)
 {
@@ -227,8 +219,6 @@ static enum td_status read_chat(struct gw_task *t, json_t *body, struct td_error
         s = ask_prompt_scores(&r, "prompt_logprobs", e);
     if (!s)
         s = gw_ask_generate(t, 0, r.ask, e);
-    if (!s)
-        make_prefix(t);
     json_decref(r.ask);
     return s;
 }
@@ -301,8 +291,6 @@ static enum td_status read_completions(struct gw_task *t, json_t *body, struct t
         s = ask_scores(&r, e);
     if (!s)
         s = make_prompts(&r, e);
-    if (!s)
-        make_prefix(t);
     json_decref(r.ask);
     return s;
 }
@@ -383,6 +371,34 @@ static void whole(struct gw_task *t, struct bytes *out)
     ask_json_append(out, all);
 }
 
+/* What every event of the stream begins with. The first message has come, or the answer has ended without. */
+static void make_prefix(struct gw_task *t)
+{
+    bytes_printf(&t->prefix, "data: {\"id\":\"%s-%s\",\"object\":\"%s\",\"created\":%" PRId64 ",\"model\":\"",
+                 t->is_chat ? "chatcmpl" : "cmpl", t->id, t->is_chat ? "chat.completion.chunk" : "text_completion",
+                 t->created_s);
+    ask_text_escape(&t->prefix, t->model ? t->model : "", t->model ? strlen(t->model) : 0);
+    bytes_printf(&t->prefix, "\",\"choices\":[");
+}
+
+static void begin_event(struct gw_task *t, struct bytes *out)
+{
+    if (!t->prefix.len)
+        make_prefix(t);
+    bytes_append(out, t->prefix.data, t->prefix.len);
+}
+
+/* completion_tokens: as far as the choice has come. */
+static void end_event(const struct gw_task *t, const struct gw_call *c, uint32_t choice, struct bytes *out)
+{
+    uint32_t n = c->choices[choice].n_tokens;
+    if (t->wants_usage_each)
+        bytes_printf(out, "],\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%u}}\n\n",
+                     c->prompt_tokens, n, c->prompt_tokens + n);
+    else
+        bytes_printf(out, "]}\n\n");
+}
+
 /* The scores of a message, as the value of "logprobs". */
 static void append_scores(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m,
                           struct bytes *out)
@@ -400,26 +416,29 @@ static void append_scores(struct gw_task *t, struct gw_call *c, const Tandem__V1
 static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__GenerateResponse *m, struct bytes *out)
 {
     if (!(t->started >> m->choice & 1)) {
-        bytes_append(out, t->prefix.data, t->prefix.len);
+        begin_event(t, out);
         bytes_printf(out,
                      "{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,"
-                     "\"finish_reason\":null}]}\n\n",
+                     "\"finish_reason\":null}",
                      m->choice);
+        end_event(t, c, m->choice, out);
         t->started |= 1ull << m->choice;
     }
     if (m->reasoning.len) {
-        bytes_append(out, t->prefix.data, t->prefix.len);
+        begin_event(t, out);
         bytes_printf(out, "{\"index\":%u,\"delta\":{\"reasoning_content\":\"", m->choice);
         ask_text_escape(out, m->reasoning.data, m->reasoning.len);
-        bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+        bytes_printf(out, "\"},\"logprobs\":null,\"finish_reason\":null}");
+        end_event(t, c, m->choice, out);
     }
     if (m->text.len || (t->wants_scores && m->n_tokens)) {
-        bytes_append(out, t->prefix.data, t->prefix.len);
+        begin_event(t, out);
         bytes_printf(out, "{\"index\":%u,\"delta\":{\"content\":\"", m->choice);
         ask_text_escape(out, m->text.data, m->text.len);
         bytes_printf(out, "\"},");
         append_scores(t, c, m, out);
-        bytes_printf(out, ",\"finish_reason\":null}]}\n\n");
+        bytes_printf(out, ",\"finish_reason\":null}");
+        end_event(t, c, m->choice, out);
     }
     for (size_t i = 0; i < m->n_tool_calls; i++) {
         const Tandem__V1__ToolCall *d = m->tool_calls[i];
@@ -427,15 +446,17 @@ static void delta_chat(struct gw_task *t, struct gw_call *c, const Tandem__V1__G
                                  d->name.len ? ask_text_json(d->name.data, d->name.len) : NULL,
                                  ask_text_json(d->arguments.data, d->arguments.len));
         json_object_set_new(call, "index", json_integer(d->index));
-        bytes_append(out, t->prefix.data, t->prefix.len);
+        begin_event(t, out);
         bytes_printf(out, "{\"index\":%u,\"delta\":{\"tool_calls\":[", m->choice);
         ask_json_append(out, call);
-        bytes_printf(out, "]},\"logprobs\":null,\"finish_reason\":null}]}\n\n");
+        bytes_printf(out, "]},\"logprobs\":null,\"finish_reason\":null}");
+        end_event(t, c, m->choice, out);
     }
     if (m->end) {
-        bytes_append(out, t->prefix.data, t->prefix.len);
-        bytes_printf(out, "{\"index\":%u,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"%.*s\"}]}\n\n", m->choice,
+        begin_event(t, out);
+        bytes_printf(out, "{\"index\":%u,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"%.*s\"}", m->choice,
                      (int)m->end->finish_reason.len, (const char *)m->end->finish_reason.data);
+        end_event(t, c, m->choice, out);
     }
 }
 
@@ -444,22 +465,23 @@ static void delta_completion(struct gw_task *t, struct gw_call *c, const Tandem_
 {
     if (!m->text.len && !m->end && !(t->wants_scores && m->n_tokens))
         return;
-    bytes_append(out, t->prefix.data, t->prefix.len);
+    begin_event(t, out);
     bytes_printf(out, "{\"index\":%u,\"text\":\"", c->number * t->n_choices + m->choice);
     ask_text_escape(out, m->text.data, m->text.len);
     bytes_printf(out, "\",");
     append_scores(t, c, m, out);
     if (m->end)
-        bytes_printf(out, ",\"finish_reason\":\"%.*s\"}]}\n\n", (int)m->end->finish_reason.len,
+        bytes_printf(out, ",\"finish_reason\":\"%.*s\"}", (int)m->end->finish_reason.len,
                      (const char *)m->end->finish_reason.data);
     else
-        bytes_printf(out, ",\"finish_reason\":null}]}\n\n");
+        bytes_printf(out, ",\"finish_reason\":null}");
+    end_event(t, c, m->choice, out);
 }
 
 static void end(struct gw_task *t, struct bytes *out)
 {
     if (t->wants_usage) {
-        bytes_append(out, t->prefix.data, t->prefix.len);
+        begin_event(t, out);
         bytes_printf(out, "],\"usage\":");
         ask_json_append(out, usage_json(t));
         bytes_printf(out, "}\n\n");

@@ -158,16 +158,32 @@ static void cancel_all(struct gw_task *t)
 
 /* -------------------------------------------------------------------- messages */
 
-static void count_usage(struct gw_task *t, const Tandem__V1__GenerateResponse *m)
+/* Each choice says it; they share the prompt. */
+static void note_prompt(struct gw_call *c, uint32_t tokens)
 {
+    c->task->prompt_tokens += c->prompt_tokens ? 0 : tokens;
+    c->prompt_tokens = c->prompt_tokens ? c->prompt_tokens : tokens;
+}
+
+static void note_begin(struct gw_call *c, const Tandem__V1__GenerateBegin *begin)
+{
+    struct gw_task *t = c->task;
+    note_prompt(c, begin->prompt_tokens);
+    if (!t->model) {
+        t->model = mem_zalloc(begin->model.len + 1);
+        memcpy(t->model, begin->model.data, begin->model.len);
+    }
+}
+
+static void count_usage(struct gw_call *c, const Tandem__V1__GenerateResponse *m)
+{
+    struct gw_task *t = c->task;
     const Tandem__V1__Usage *u = m->end ? m->end->usage : NULL;
     if (!u)
         return;
+    note_prompt(c, u->prompt_tokens); /* a router of a version that says it at the end only */
     t->completion_tokens += u->completion_tokens;
-    if (m->choice)
-        return;
-    t->prompt_tokens += u->prompt_tokens; /* each choice says it; they share the prompt */
-    if (u->cached_tokens)
+    if (!m->choice && u->cached_tokens)
         t->cached_tokens +=
             u->cached_tokens->worker + u->cached_tokens->peer + u->cached_tokens->dram + u->cached_tokens->ssd;
 }
@@ -217,6 +233,7 @@ static void note_progress(struct gw_call *c, const Tandem__V1__GenerateResponse 
     for (size_t i = 0; i < m->n_tool_calls; i++)
         choice->n_bytes += m->tool_calls[i]->name.len + m->tool_calls[i]->arguments.len;
     choice->is_over |= m->end != NULL;
+    choice->n_tokens += (uint32_t)m->n_tokens;
     for (size_t i = 0; i < m->n_tokens && c->request; i++) {
         choice->ids = MEM_ROOM(choice->ids, choice->n_ids, choice->cap_ids, 64);
         choice->ids[choice->n_ids++] = m->tokens[i]->id;
@@ -245,8 +262,10 @@ static void on_message(struct rpc_call *rpc, const ProtobufCMessage *base)
     if (!generates || t->g->n_routers == 1)
         forget_request(c);
     if (generates) {
+        if (m->begin)
+            note_begin(c, m->begin);
         note_progress(c, m);
-        count_usage(t, m);
+        count_usage(c, m);
     }
     if (generates && t->is_stream && !t->code)
         stream(t, c, rpc, m);

@@ -35,16 +35,25 @@ static Tandem__V1__GenerateEnd end_message(void)
     return (Tandem__V1__GenerateEnd)TANDEM__V1__GENERATE_END__INIT;
 }
 
-static enum td_status send(struct request *q, const Tandem__V1__GenerateResponse *m, bool last)
+static enum td_status send(struct request *q, Tandem__V1__GenerateResponse *m, bool last)
 {
-    return last ? rpc_call_send_over(q->call, &m->base) : rpc_call_send(q->call, &m->base);
+    Tandem__V1__GenerateBegin begin = TANDEM__V1__GENERATE_BEGIN__INIT;
+    m->choice = q->p.sampling.choice;
+    if (!q->begun) {
+        begin.model = q->p.lora.len ? (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data}
+                                    : rpc_data(q->router->model_name);
+        begin.prompt_tokens = q->p.sampling.n_prompt;
+        m->begin = &begin;
+    }
+    enum td_status s = last ? rpc_call_send_over(q->call, &m->base) : rpc_call_send(q->call, &m->base);
+    q->begun |= !s;
+    return s;
 }
 
 /* Sends the prompt's text, once, before everything else. */
 static enum td_status show_echo(struct request *q, bool last)
 {
     Tandem__V1__GenerateResponse m = TANDEM__V1__GENERATE_RESPONSE__INIT;
-    m.choice = q->p.sampling.choice;
     m.text = (ProtobufCBinaryData){q->p.echo.len, (uint8_t *)q->p.echo.data};
     enum td_status s = m.text.len ? send(q, &m, last) : TD_OK;
     if (s != TD_ERR_NO_SPACE)
@@ -118,7 +127,6 @@ static enum td_status show_part(struct request *q, uint64_t upto, uint32_t count
         m.tokens = list;
     }
     m.end = end;
-    m.choice = q->p.sampling.choice;
     enum td_status s = TD_OK;
     if (end && !q->stopped_by && q->reply && reply_calls(q->reply) && end->finish_reason.data[0] == 's')
         end->finish_reason = rpc_data("tool_calls");

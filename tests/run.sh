@@ -16,8 +16,8 @@
 #                          docs/reproductions.md, half an hour of one core), sweep (goodput against load on
 #                          all beds, deploy/reproduce/goodput.py: half a day on two cores), security (attacks
 #                          on clusters, longer and on more connections), streams (10,000 over HTTP, 10,000
-#                          over gRPC), harness (lm-eval against tandem up, two minutes), fuzz (10^7 runs a
-#                          parser), all
+#                          over gRPC), harness (lm-eval and aiperf against tandem up, eight minutes),
+#                          fuzz (10^7 runs a parser), all
 #   run.sh --routers N     with --long replan, pools, chaos or faults: the load goes through N routers
 #   run.sh --sanitize asan|tsan   the suite under AddressSanitizer+UBSan, or the unit and cluster suites under
 #                                 ThreadSanitizer

@@ -1,10 +1,10 @@
 """lm-eval from PyPI, unmodified, against `tandem up`: the scores of the two tasks in lm_eval/ are those that
 transformers gives (lm_eval/scores.json, made by this program with --write in a Python that has torch).
 Skipped by name where PyPI can't be reached; the golden model, where ../shared is absent."""
-import glob, json, os, re, subprocess, sys, tempfile
+import glob, json, os, subprocess, sys, tempfile
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("gateway", "cluster")]
 from harness import *
-from pypi import python_with
+from pypi import Up, python_with
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TASKS = os.path.join(HERE, "lm_eval")
@@ -43,22 +43,6 @@ def write(python):
         found[name] = {"scores": scores, "loglikelihoods": [round(x, 4) for x in logs]}
     with open(SCORES, "w") as f:
         f.write("{" + ",\n ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in found.items()) + "}\n")
-
-
-class Up:
-    def __init__(self, model, *args):
-        self.run, self.args = tempfile.mkdtemp(prefix="tandem-test-"), ["--model", model, *args]
-
-    def __enter__(self):
-        up = subprocess.run([TANDEM, "up", "--run-dir", self.run, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--detach", "--no-store",
-                             "--pool-bytes", "64M", *self.args], capture_output=True, text=True, timeout=120 * SLOW)
-        assert up.returncode == 0, up
-        self.url = re.search(r"(http://\S+?)/v1", up.stdout).group(1)
-        return self
-
-    def __exit__(self, *_):
-        subprocess.run([TANDEM, "down", "--run-dir", self.run], capture_output=True, timeout=60 * SLOW)
-        shutil.rmtree(self.run, ignore_errors=True)
 
 
 def check(name, got, logs=None):

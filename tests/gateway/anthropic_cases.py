@@ -28,7 +28,9 @@ def stream():
         final = s.get_final_message()
     assert text == whole.content[0].text == final.content[0].text and final.stop_reason == "end_turn", (text, final)
     assert final.usage.output_tokens == whole.usage.output_tokens, (final, whole)
-    kinds = [e.type for e in client.messages.create(model=MODEL, max_tokens=4, messages=HELLO, stream=True)]
+    events = list(client.messages.create(model=MODEL, max_tokens=4, messages=HELLO, stream=True))
+    kinds, begin = [e.type for e in events], events[0].message
+    assert begin.usage.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens and begin.model == MODEL, begin
     assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
 
 

@@ -105,6 +105,31 @@ def test_chat_is_the_same_whole_streamed_and_by_grpc():
 
 
 @test
+def test_events_tell_the_tokens_so_far_and_who_answers():
+    with Cluster() as c, Gateway(c) as g:
+        for path, prompt in (("/v1/completions", dict(prompt=[ids(20, 1), ids(30, 2)])), ("/v1/chat/completions", dict(messages=HELLO))):
+            asked = dict(prompt, model=None, n=2, max_tokens=9, ignore_eos=True, seed=4)
+            each = {"include_usage": True, "continuous_usage_stats": True}
+            *events, last, done = g.events(path, stream_options=each, **asked)
+            chunks, total = [json.loads(e) for e in events], json.loads(last)["usage"]
+            so_far, prompts = {}, {}
+            for chunk in chunks:
+                [choice], usage = chunk["choices"], chunk["usage"]
+                assert so_far.get(choice["index"], 0) <= usage["completion_tokens"] <= 9, chunk
+                assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], chunk
+                so_far[choice["index"]], prompts[choice["index"]] = usage["completion_tokens"], usage["prompt_tokens"]
+            n = len(so_far)
+            assert so_far == dict.fromkeys(range(n), 9) and total["completion_tokens"] == 9 * n, (so_far, total)
+            assert sum(prompts.values()) == 2 * total["prompt_tokens"], (prompts, total)
+            if "prompt" in prompt:
+                assert prompts == {0: 20, 1: 20, 2: 30, 3: 30}, prompts
+            # Nobody named the model.
+            assert {x["model"] for x in chunks} == {g.post(path, **asked)["model"]} == {MODEL}, chunks[0]
+            one = json.loads(g.events(path, stream_options={"continuous_usage_stats": False}, **asked)[0])
+            assert "usage" not in one, one
+
+
+@test
 def test_completions_take_texts_ids_and_lists_of_them():
     with Cluster() as c, Gateway(c) as g:
         asked = dict(max_tokens=6, temperature=0)
