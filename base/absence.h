@@ -13,6 +13,9 @@
  * death, only later. The messages that queued up are read meanwhile, because the limits are several turns
  * long.
  *
+ * Where other threads hear for this one, they may starve while it runs. It says so if it finds out, and no
+ * time passes until they hear again (absence_deaf).
+ *
  * Rejected: moving deadlines after each absence (there are many, and one is always forgotten); comparing
  * CLOCK_BOOTTIME with CLOCK_MONOTONIC (sees a suspended machine only); a thread that only ticks (that it ran
  * does not show that this thread did).
@@ -21,6 +24,7 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/clock.h"
@@ -32,6 +36,8 @@ struct absence {
     uint64_t turn_ns; /* the longest time between two readings that is not an absence */
     uint64_t read_ns; /* the clock at the last reading */
     uint64_t away_ns; /* sum of absences: how far this time is behind the clock */
+    bool is_deaf;
+    uint64_t deaf_ns; /* since then, by the clock */
 };
 
 /* clock and log are borrowed. Absences of several turns are logged, unless log is NULL. */
@@ -39,6 +45,8 @@ void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns
 /* The time now; it never goes back. sleep_until_ns: until when, in this time, the thread meant to sleep;
  * 0: it did not sleep. */
 uint64_t absence_now(struct absence *a, uint64_t sleep_until_ns);
+/* Whether the threads that hear for this one have not run for a while. */
+void absence_deaf(struct absence *a, bool is_deaf);
 /* Converts a time of the clock to this time, by the absences so far. UINT64_MAX (never) stays. */
 static inline uint64_t absence_of(const struct absence *a, uint64_t clock_ns)
 {

@@ -24,6 +24,7 @@ enum {
     TICK_MS = 20,
     /* a turn that comes later than this shows that the process did not run (base/absence.h). */
     TURN_MS = 100,
+    DEAF_MS = 2 * TICK_MS,   /* the same of the threads that read from workers */
     REGISTER_SLACK_MS = 500, /* time that a registering call may take on a busy machine */
     SWEEP_ENTRIES = 1 << 15, /* index entries swept in a tick: well under a millisecond */
     UNREAD_EVERY_MS = 100,   /* how often clients that do not read are looked for */
@@ -419,6 +420,7 @@ static double pages_used(const struct router *r)
 
 static void tick(struct router *r)
 {
+    absence_deaf(&r->absence, rpc_echo_age_ns(r->echo) > DEAF_MS * NS_PER_MS);
     uint64_t now = clock_now(&r->clock), patience = router_patience(r);
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_tick(r->peers[i], patience);
@@ -606,6 +608,7 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->log = (struct log){.who = options->name, .level = (enum log_level)log_level_parse(options->log_level)};
     clock_init_real(&r->clock);
     absence_init(&r->absence, &r->clock, TURN_MS * NS_PER_MS, &r->log);
+    r->echo = rpc_echo_open();
     r->opened_ns = r->able_ns = router_patience(r);
     r->budget.burst = (double)options->replan_burst;
     r->incarnation = random_u64();
@@ -667,6 +670,7 @@ void router_close(struct router *r)
     for (uint32_t i = 0; i < r->n_peers; i++)
         peer_disconnect(r->peers[i]);
     take_mail(r); /* frees the last notes of the streams; the peers they point to must still exist */
+    rpc_echo_close(r->echo);
     audit_drop(r);
     for (uint32_t i = 0; i < r->n_peers; i++) {
         free(r->peers[i]->legs);

@@ -357,7 +357,9 @@ struct router {
     struct router_options options;
     struct log log;
     struct clock clock;
-    struct absence absence; /* times in which the owner thread did not run; read by router_patience() */
+    /* Times in which the owner thread, or those that read from workers, did not run: router_patience(). */
+    struct absence absence;
+    struct rpc_echo *echo;
     uint64_t incarnation, next_counter;
     struct model_config config;
     char model_name[128];

@@ -215,6 +215,22 @@ uint32_t rpc_call_retry_after_ms(const struct rpc_call *call)
     return call->retry_after_ms;
 }
 
+struct rpc_echo *rpc_echo_open(void)
+{
+    return NULL;
+}
+
+void rpc_echo_close(struct rpc_echo *e)
+{
+    (void)e;
+}
+
+uint64_t rpc_echo_age_ns(struct rpc_echo *e)
+{
+    (void)e;
+    return 0;
+}
+
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
                                struct td_error *error_out)
 {

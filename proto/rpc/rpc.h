@@ -322,6 +322,17 @@ void rpc_call_resume(struct rpc_call *call);
 /* Client side, valid in on_end: "retry-after-ms" of the trailing metadata; 0 if there was none. */
 uint32_t rpc_call_retry_after_ms(const struct rpc_call *call);
 
+/*
+ * Whether the threads that run clients' callbacks get processor time. Who judges the silence of others by
+ * what these threads hear should not count the time in which they hear nothing (absence_deaf()).
+ * One thread uses an echo.
+ */
+struct rpc_echo;
+struct rpc_echo *rpc_echo_open(void);
+void rpc_echo_close(struct rpc_echo *e); /* NULL is fine */
+/* For how long an event has been under way through their queue; 0: it is back. Sends the next one then. */
+uint64_t rpc_echo_age_ns(struct rpc_echo *e);
+
 /* One request, one answer; blocks (not for rpc threads). The caller frees *response_out with
  * protobuf_c_message_free_unpacked(). text_out (may be NULL) gets the server's text on failure. */
 enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCMessage *request,

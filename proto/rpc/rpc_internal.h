@@ -58,7 +58,7 @@ struct rpc_pump {
     pthread_cond_t changed; /* one of the counts below has fallen */
     bool closing;
     uint32_t n_calls; /* calls on the list: from begin until on_end has returned */
-    uint32_t n_other; /* requests for calls, the shutdown, and ended calls whose send is not done */
+    uint32_t n_other; /* requests for calls, the shutdown, an echo, and ended calls whose send is not done */
     LIST_HEAD(, rpc_call) calls;
 
     /* Servers only. Calls on the list that are not admitted are being refused. Methods that anybody may call
@@ -86,6 +86,7 @@ void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call);
 void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns);
 /* Takes the call off the list; it counts as another operation until rpc_pump_other_done. */
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call);
+void rpc_pump_other_begin(struct rpc_pump *pump);
 void rpc_pump_other_done(struct rpc_pump *pump);
 /* Returns a ref of each call on the list, in an array that the caller frees. */
 struct rpc_call **rpc_pump_calls(struct rpc_pump *pump, uint32_t *n_out);

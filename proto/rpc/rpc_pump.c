@@ -286,6 +286,13 @@ void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
     pthread_mutex_unlock(&pump->lock);
 }
 
+void rpc_pump_other_begin(struct rpc_pump *pump)
+{
+    pthread_mutex_lock(&pump->lock);
+    pump->n_other++;
+    pthread_mutex_unlock(&pump->lock);
+}
+
 void rpc_pump_other_done(struct rpc_pump *pump)
 {
     pthread_mutex_lock(&pump->lock);

@@ -160,6 +160,30 @@ START_TEST(test_absence_that_never_ends_still_lets_others_fall_silent)
 }
 END_TEST
 
+START_TEST(test_absence_counts_no_time_in_which_nothing_can_be_heard)
+{
+    struct clock c;
+    struct absence a;
+    clock_init_virtual(&c, 1000);
+    absence_init(&a, &c, TURN, NULL);
+    clock_advance(&c, 60);
+    absence_deaf(&a, true); /* the time before it counts */
+    ck_assert_uint_eq(absence_now(&a, 0), 1060);
+    for (int i = 0; i < 50; i++) {
+        clock_advance(&c, 40);
+        absence_deaf(&a, true);
+        ck_assert_uint_eq(absence_now(&a, 0), 1060);
+    }
+    clock_advance(&c, 5000); /* and this thread is away, too */
+    absence_deaf(&a, false);
+    ck_assert_uint_eq(absence_now(&a, 0), 1060);
+    clock_advance(&c, 30);
+    ck_assert_uint_eq(absence_now(&a, 0), 1090);
+    clock_advance(&c, 10 * TURN);
+    ck_assert_uint_eq(absence_now(&a, 0), 1090 + TURN);
+}
+END_TEST
+
 START_TEST(test_virtual_clock_moves_only_when_told)
 {
     struct clock c;
@@ -889,6 +913,7 @@ int main(void)
     tcase_add_test(t, test_log_word_is_one_word_whatever_it_is_made_of);
     tcase_add_test(t, test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones);
     tcase_add_test(t, test_absence_is_not_what_the_thread_meant_to_sleep);
+    tcase_add_test(t, test_absence_counts_no_time_in_which_nothing_can_be_heard);
     tcase_add_test(t, test_absence_that_never_ends_still_lets_others_fall_silent);
     tcase_add_test(t, test_virtual_clock_moves_only_when_told);
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);

@@ -1,5 +1,5 @@
-"""Processes that stand still: a router, or the whole machine, for up to ten seconds. No stream ends, and none
-is planned anew.
+"""Processes that stand still: a router, or the whole machine, for up to ten seconds; a router's threads that
+hear nothing. No stream ends, and no worker that runs is lost.
 
 Default: 0.6, 1.6 and 5 s of the router, 1.6 and 5 s of all processes at once, under 12 streams.
 TANDEM_LONG=pauses: 10 s, too, and 30 streams.
@@ -50,6 +50,44 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
                 assert got == want and not replans, (who, seconds, replans, c.log("router"))
                 assert all(w["state"] == "ready" for w in c.status()["workers"])
         assert not c.status()["replans"]
+        c.audit()
+
+
+@contextlib.contextmanager
+def starving(process, names):
+    """Threads of these names run only when nobody else wants a core, and somebody does."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    task, threads = f"/proc/{process.child.pid}/task", []
+    for tid in os.listdir(task):
+        with open(f"{task}/{tid}/comm") as f:
+            threads += [int(tid)] if f.read().strip() in names else []
+    try:
+        for tid in threads:
+            os.sched_setscheduler(tid, os.SCHED_IDLE, os.sched_param(0))
+        yield threads
+    finally:
+        for p in loops:
+            p.kill()
+            p.wait()
+        for tid in threads:
+            os.sched_setscheduler(tid, os.SCHED_OTHER, os.sched_param(0))
+
+
+@test
+def test_workers_that_the_router_has_no_time_to_hear_are_not_lost():
+    """What workers said lies unread: the threads that read it starve, and the thread that judges does not. A
+    leg that these threads don't get to send goes elsewhere."""
+    with Cluster(prefill=1, decode=2, plan="split") as c:
+        asked = stories(STREAMS, 300)
+        want, _, _ = answers(Flight(c.router.address, asked))
+        flight = Flight(c.router.address, asked)
+        with starving(c.router, ("rpc-client", "rpc-server")) as threads:
+            assert len(threads) > 4, threads
+            time.sleep(20 if LONG else 6)
+        got, errors, replans = answers(flight)
+        log = [line for line in c.log("router").splitlines() if " warn " in line]
+        print(f"# {len(errors)} errors, {replans} re-plans; {len(log)} warnings")
+        assert got == want and not errors and not any("worker lost" in line for line in log), (errors, replans, log)
         c.audit()
 
 
