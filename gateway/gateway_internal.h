@@ -181,6 +181,7 @@ struct gw_task {
     char *traceparent;    /* the same */
     char *headers;        /* further header lines of the answer */
     int64_t created_s;
+    uint64_t began_ns;
     const struct gw_member *members; /* the table by which the request was read; NULL: it has none */
     char *model;                     /* as the request named it; NULL: it did not, and no answer came yet */
     struct bytes prefix;             /* what every event of a stream begins with; empty before the first */

@@ -336,15 +336,30 @@ static void on_end(struct rpc_call *rpc, enum rpc_code code, const char *text)
 
 /* -------------------------------------------------------------------- calls */
 
+/* The client's deadline goes by the first router's clock; another one gets what is left. */
+static enum td_status send_in_time(const struct gw_call *c, struct rpc_call *rpc)
+{
+    Tandem__V1__GenerateRequest *m = (Tandem__V1__GenerateRequest *)c->request;
+    bool generates = c->request->descriptor == &tandem__v1__generate_request__descriptor;
+    if (!generates || !m->slo || !m->slo->deadline_ms)
+        return rpc_call_send(rpc, c->request);
+    uint32_t whole = m->slo->deadline_ms;
+    double left = whole - clock_ms_between(c->task->began_ns, clock_now(&c->task->g->clock));
+    m->slo->deadline_ms = c->n_tries == 1 ? whole : left > 1 ? (uint32_t)left : 1;
+    enum td_status s = rpc_call_send(rpc, c->request);
+    m->slo->deadline_ms = whole;
+    return s;
+}
+
 /* Sends the request; after the first message of the call: for what is left of this choice. */
 static enum td_status send_request(const struct gw_try *y, struct rpc_call *rpc)
 {
-    struct gw_call *c = y->call;
+    const struct gw_call *c = y->call;
     const struct gw_choice *choice = &c->choices[y->first];
     Tandem__V1__GenerateRequest *m = (Tandem__V1__GenerateRequest *)c->request;
     Tandem__V1__Resume resume = TANDEM__V1__RESUME__INIT;
     if (!c->has_answer)
-        return rpc_call_send(rpc, c->request);
+        return send_in_time(c, rpc);
     uint32_t n = m->sampling ? m->sampling->n : 0;
     resume.ids = choice->ids;
     resume.n_ids = choice->n_ids;
@@ -353,7 +368,7 @@ static enum td_status send_request(const struct gw_try *y, struct rpc_call *rpc)
     m->resume = &resume;
     if (m->sampling)
         m->sampling->n = 0;
-    enum td_status s = rpc_call_send(rpc, c->request);
+    enum td_status s = send_in_time(c, rpc);
     m->resume = NULL;
     if (m->sampling)
         m->sampling->n = n;
@@ -502,6 +517,7 @@ static struct gw_task *new_task(struct gateway *g, struct http_conn *conn, const
     t->authorization = header_for_router(conn);
     t->traceparent = trace_for_router(conn);
     t->created_s = (int64_t)time(NULL);
+    t->began_ns = clock_now(&g->clock);
     pthread_mutex_init(&t->lock, NULL);
     atomic_fetch_add(&g->n_tasks, 1);
     return t;

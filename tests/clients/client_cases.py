@@ -63,6 +63,17 @@ def basics_async():
     asyncio.run(run())
 
 
+def deadlines():
+    """What is asked for again gets what is left of the deadline."""
+    from tandem_client._request import Progress, make_request
+    progress = Progress(make_request([7], deadline_ms=1000))
+    assert [m.slo.deadline_ms for m in progress.requests()] == [1000]
+    progress.began -= 0.4
+    assert 500 < progress.requests()[0].slo.deadline_ms <= 600
+    progress.began -= 3
+    assert progress.requests()[0].slo.deadline_ms == 1 and progress.request.slo.deadline_ms == 1000
+
+
 def survive():
     """200 streams, undisturbed; then again, while the test kills a router as soon as all of them run."""
     n, lock = 200, threading.Lock()
@@ -93,6 +104,6 @@ def survive():
     assert got == want, [i for i in want if got[i] != want[i]]
 
 
-for case in {"basics": (basics, basics_async), "survive": (survive,)}[sys.argv[1]]:
+for case in {"basics": (basics, basics_async, deadlines), "survive": (survive,)}[sys.argv[1]]:
     case()
     print("# tandem_client", case.__name__, "OK", flush=True)

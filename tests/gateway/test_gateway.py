@@ -462,6 +462,23 @@ def test_streams_whose_router_dies_go_on_at_another():
 
 
 @test
+def test_a_deadline_goes_on_where_another_router_does():
+    asked = dict(prompt=ids(40, 1), max_tokens=4000, ignore_eos=True, tandem={"deadline_ms": 4000 * SLOW})
+    with Cluster(routers=2, worker_args=["--faults", "step:delay/20ms"]) as c, Gateway(c) as g:
+        began = time.monotonic()
+        conn, r = g.start("POST", "/v1/completions", {"model": MODEL, "stream": True, **asked})
+        assert r.readline().startswith(b"data: ")
+        time.sleep(2 * SLOW)
+        serving = [x for x in c.routers if c.status(x)["running"]]
+        serving[0].kill()
+        last = [b for b in r.read().decode().split("\n\n") if b][-1]
+        took = time.monotonic() - began
+        assert json.loads(last[6:])["error"]["code"] == "deadline_exceeded", last
+        assert 4 * SLOW <= took < 5.5 * SLOW, took
+        serving[0].child.wait()
+
+
+@test
 def test_a_stream_whose_router_dies_ends_with_an_error():
     with Cluster(worker_args=["--faults", "step:delay/20ms"]) as c, Gateway(c) as g:
         conn, r = g.start("POST", "/v1/completions", {"model": MODEL, "prompt": ids(40, 1), "max_tokens": 2000, "ignore_eos": True,

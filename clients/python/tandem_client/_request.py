@@ -1,5 +1,5 @@
 """What a request says, what came of it, and how it goes on elsewhere. Nothing here waits or connects."""
-import json, random
+import json, random, time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
@@ -130,6 +130,7 @@ class Progress:
         self.n_bytes = {i: 0 for i in range(self.n)}
         self.open = set(range(self.n))
         self.has_begun = False
+        self.began = None  # when it was asked for first
 
     def take(self, m) -> Piece:
         self.has_begun = True
@@ -144,13 +145,18 @@ class Progress:
         return piece
 
     def requests(self):
-        """What is to be asked for now: the request, or what is left of each choice."""
+        """What is to be asked for now: the request, or what is left of each choice and of deadline_ms."""
+        m, now = pb.GenerateRequest(), time.monotonic()
+        m.CopyFrom(self.request)
+        self.began = self.began or now
+        if m.slo.deadline_ms:
+            m.slo.deadline_ms = max(1, m.slo.deadline_ms - int(1000 * (now - self.began)))
         if not self.has_begun:
-            return [self.request]
-        left = []
+            return [m]
+        left, whole = [], m
         for choice in sorted(self.open):
             m = pb.GenerateRequest()
-            m.CopyFrom(self.request)
+            m.CopyFrom(whole)
             m.sampling.n = 0
             m.resume.ids.extend(self.ids[choice])
             m.resume.text_bytes, m.resume.choice = self.n_bytes[choice], choice
