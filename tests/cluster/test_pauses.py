@@ -56,7 +56,7 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
 @contextlib.contextmanager
 def starving(process, names):
     """Threads of these names run only when nobody else wants a core, and somebody does."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
     task, threads = f"/proc/{process.child.pid}/task", []
     for tid in os.listdir(task):
         with open(f"{task}/{tid}/comm") as f:
