@@ -53,7 +53,6 @@ struct rpc_echo *rpc_echo_open(void)
     struct rpc_echo *e = mem_zalloc(sizeof(*e));
     rpc_pump_init(&e->pump, false, 0, 0, NULL);
     e->nowhere = grpc_lame_client_channel_create("nowhere", GRPC_STATUS_UNAVAILABLE, "an echo");
-    rpc_tag_set(&e->tag, echo_done);
     return e;
 }
 
@@ -88,6 +87,7 @@ uint64_t rpc_echo_age_ns(struct rpc_echo *e)
                                                            .status_details = &e->details}}};
     e->sent_ns = now;
     atomic_store(&e->is_under_way, true);
+    rpc_tag_set(&e->tag, echo_done);
     rpc_pump_other_begin(&e->pump);
     if (grpc_call_start_batch(e->call, ops, sizeof(ops) / sizeof(ops[0]), &e->tag, NULL) != GRPC_CALL_OK)
         echo_done(&e->tag, false);
