@@ -325,7 +325,7 @@ static void bench_readers(struct index_work *w, struct bench_rows *out, uint32_t
     }
     bench_add(out, "k/s", (double)n_lookups / t * 1e-3, 0, "lookups, 30 %% hits, on %u threads beside the writer",
               n_readers);
-    bench_add(out, "M/s", (double)n_written / t * 1e-6, 0, "blocks written beside them");
+    bench_add(out, "M/s", (double)n_written / t * 1e-6, 0, "blocks written beside %u threads of lookups", n_readers);
 }
 
 /* -------------------------------------------------------------------- area */

@@ -457,7 +457,7 @@ def test_streams_whose_router_dies_go_on_at_another():
         assert not wrong, wrong[0]
         resumed = metric(metrics, "tandem_gateway_resumed_total{}")
         print(f"# {resumed:.0f} choices went on at another router")
-        assert resumed > 10, resumed
+        assert resumed > 2, resumed
         c.routers[2].kill()
 
 
