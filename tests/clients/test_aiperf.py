@@ -4,7 +4,8 @@ Skipped by name where PyPI can't be reached."""
 import json, os, subprocess, sys, tempfile
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("gateway", "cluster")]
 from harness import *
-from pypi import Up, python_with
+from pypi import python_with
+from up import Up
 
 PROMPT, ANSWER, REQUESTS = 60, 20, 24  # tokens
 

@@ -4,7 +4,8 @@ Skipped by name where PyPI can't be reached; the golden model, where ../shared i
 import glob, json, os, subprocess, sys, tempfile
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("gateway", "cluster")]
 from harness import *
-from pypi import Up, python_with
+from pypi import python_with
+from up import Up
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TASKS = os.path.join(HERE, "lm_eval")
