@@ -37,6 +37,7 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
         asked = stories(STREAMS, 600)
         want, _, _ = answers(Flight(c.router.address, asked))
         assert all(len(w) == 600 for w in want)
+        before = c.status()["replans"]  # the first transfers may have been slow on a busy machine
         longer = [10] if LONG else []
         for who, processes, pauses in (("router", [c.router], [0.6, 1.6, 5] + longer),
                                        ("all", [c.router, *c.workers], [1.6, 5] + longer)):
@@ -49,7 +50,7 @@ def test_a_router_or_a_machine_that_stood_still_ends_no_stream():
                 assert not errors, (who, seconds, errors[:3], c.log("router"))
                 assert got == want and not replans, (who, seconds, replans, c.log("router"))
                 assert all(w["state"] == "ready" for w in c.status()["workers"])
-        assert not c.status()["replans"]
+        assert c.status()["replans"] == before
         c.audit()
 
 
