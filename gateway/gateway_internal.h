@@ -114,7 +114,7 @@ struct gw_choice {
     uint64_t n_chars;  /* of tokens whose scores were shown */
     json_t *scores;    /* of an answer that is not streamed, if they are wanted (scores.h) */
     uint32_t n_tokens; /* that came */
-    /* They; only where another router could go on after them. */
+    /* The ids of these tokens; only where another router could go on after them. */
     uint32_t *ids, n_ids, cap_ids;
 };
 

@@ -39,14 +39,14 @@ static enum td_status send(struct request *q, Tandem__V1__GenerateResponse *m, b
 {
     Tandem__V1__GenerateBegin begin = TANDEM__V1__GENERATE_BEGIN__INIT;
     m->choice = q->p.sampling.choice;
-    if (!q->begun) {
+    if (!q->told_begin) {
         begin.model = q->p.lora.len ? (ProtobufCBinaryData){q->p.lora.len, (uint8_t *)q->p.lora.data}
                                     : rpc_data(q->router->model_name);
         begin.prompt_tokens = q->p.sampling.n_prompt;
         m->begin = &begin;
     }
     enum td_status s = last ? rpc_call_send_over(q->call, &m->base) : rpc_call_send(q->call, &m->base);
-    q->begun |= !s;
+    q->told_begin |= !s;
     return s;
 }
 

@@ -22,9 +22,10 @@
 
 enum {
     TICK_MS = 20,
-    /* a turn that comes later than this shows that the process did not run (base/absence.h). */
+    /* A turn that comes later than this shows that the process did not run (base/absence.h). */
     TURN_MS = 100,
-    DEAF_MS = 2 * TICK_MS,   /* the same of the threads that read from workers */
+    /* An echo that takes longer than this shows that the threads that read from workers did not run. */
+    DEAF_MS = 2 * TICK_MS,
     REGISTER_SLACK_MS = 500, /* time that a registering call may take on a busy machine */
     SWEEP_ENTRIES = 1 << 15, /* index entries swept in a tick: well under a millisecond */
     UNREAD_EVERY_MS = 100,   /* how often clients that do not read are looked for */

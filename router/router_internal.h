@@ -226,7 +226,7 @@ struct request {
 
     /* The answer, over all placements. */
     struct token_stream *detok;
-    bool begun;          /* the client has the first message */
+    bool told_begin;     /* the client has the first message, with GenerateBegin */
     struct bytes text;   /* the whole answer so far */
     struct reply *reply; /* tells its parts apart; NULL: they are not */
     uint64_t fed;        /* bytes of text that the reply has */

@@ -330,7 +330,8 @@ uint32_t rpc_call_retry_after_ms(const struct rpc_call *call);
 struct rpc_echo;
 struct rpc_echo *rpc_echo_open(void);
 void rpc_echo_close(struct rpc_echo *e); /* NULL is fine */
-/* For how long an event has been under way through their queue; 0: it is back. Sends the next one then. */
+/* For how long an event has been under way through their queue; 0: it is back. Sends the next one when that
+ * is due: 0.1 s after one that came back soon, at once after one that was late. */
 uint64_t rpc_echo_age_ns(struct rpc_echo *e);
 
 /* One request, one answer; blocks (not for rpc threads). The caller frees *response_out with
