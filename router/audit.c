@@ -3,8 +3,8 @@
  * compared with the index when its answer is handled; all events that it sent before the answer are in the
  * index then.
  *
- * One audit runs at a time; a second call joins it. A peer that does not answer in time is reported as a
- * problem.
+ * One audit runs at a time; a second call joins it. A peer that has not answered is asked again each second,
+ * because its connection may have been lost meanwhile. If it does not answer in time, that is a problem.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 #include "router/router_internal.h"
 
-enum { PATIENCE_MS = 5000, TEXT_BYTES = 200 };
+enum { PATIENCE_MS = 5000, ASK_AGAIN_MS = 1000, TEXT_BYTES = 200 };
 
 struct audited { /* the account of one peer, in the form in which it is sent */
     Tandem__Admin__V1__WorkerAudit m;
@@ -24,9 +24,9 @@ struct audited { /* the account of one peer, in the form in which it is sent */
 struct audit {
     struct rpc_call **calls; /* calls that wait for the result; one reference each */
     uint32_t n_calls;
-    uint64_t nonce, deadline_ns;
-    struct audited *of; /* [n_peers], by holder */
-    uint32_t n_peers;   /* router.n_peers when the audit began */
+    uint64_t nonce, deadline_ns, ask_again_ns; /* times by router_patience() */
+    struct audited *of;                        /* [n_peers], by holder */
+    uint32_t n_peers;                          /* router.n_peers when the audit began */
 };
 
 static void add_problem(struct audited *a, const char *text, size_t len)
@@ -38,25 +38,35 @@ static void add_problem(struct audited *a, const char *text, size_t len)
     a->m.problems = a->problems;
 }
 
+/* Asks all that are connected and have not answered. */
+static void ask(struct router *r, uint64_t now)
+{
+    struct audit *a = r->audit;
+    Tandem__Worker__V1__AuditRequest question = TANDEM__WORKER__V1__AUDIT_REQUEST__INIT;
+    Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
+    question.nonce = a->nonce;
+    m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT;
+    m.audit = &question;
+    for (uint32_t i = 0; i < a->n_peers; i++)
+        if (r->peers[i]->state == PEER_READY && !a->of[i].has_answered)
+            peer_send(r->peers[i], &m);
+    a->ask_again_ns = now + ASK_AGAIN_MS * NS_PER_MS;
+}
+
 static void begin(struct router *r)
 {
     struct audit *a = r->audit = mem_zalloc(sizeof(*a));
+    uint64_t now = router_patience(r);
     a->nonce = ++r->next_audit;
-    a->deadline_ns = router_patience(r) + PATIENCE_MS * NS_PER_MS;
+    a->deadline_ns = now + PATIENCE_MS * NS_PER_MS;
     a->n_peers = r->n_peers;
     a->of = mem_array(r->n_peers, sizeof(*a->of));
     for (uint32_t i = 0; i < r->n_peers; i++) {
-        Tandem__Worker__V1__AuditRequest ask = TANDEM__WORKER__V1__AUDIT_REQUEST__INIT;
-        Tandem__Worker__V1__RouterMessage m = TANDEM__WORKER__V1__ROUTER_MESSAGE__INIT;
         tandem__admin__v1__worker_audit__init(&a->of[i].m);
         tandem__admin__v1__pages__init(&a->of[i].pages);
         a->of[i].m.pages = &a->of[i].pages;
-        ask.nonce = a->nonce;
-        m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_AUDIT;
-        m.audit = &ask;
-        if (r->peers[i]->state == PEER_READY)
-            peer_send(r->peers[i], &m);
     }
+    ask(r, now);
 }
 
 void audit_start(struct router *r, struct rpc_call *call)
@@ -74,6 +84,8 @@ void audit_answered(struct peer *p, const Tandem__Worker__V1__Audit *m)
     if (!r->audit || m->nonce != r->audit->nonce || p->holder >= r->audit->n_peers)
         return;
     struct audited *a = &r->audit->of[p->holder];
+    if (a->has_answered) /* asked again while its answer was on the way */
+        return;
     uint64_t n_index, digest;
     bool is_whole = index_digest(r->index, p->holder, &n_index, &digest);
     char text[TEXT_BYTES];
@@ -149,6 +161,8 @@ void audit_tick(struct router *r, uint64_t now)
         is_awaited |= !r->audit->of[i].has_answered && r->peers[i]->state == PEER_READY;
     if (!is_awaited || now >= r->audit->deadline_ns)
         tell_audit(r);
+    else if (now >= r->audit->ask_again_ns)
+        ask(r, now);
 }
 
 void audit_drop(struct router *r)

@@ -124,6 +124,27 @@ START_TEST(test_audit_compares_blocks_with_the_index)
 }
 END_TEST
 
+START_TEST(test_audit_asks_again_until_there_is_an_answer)
+{
+    struct rpc_call *call = door_open(AUDIT, &REQUEST.base);
+    router_turn(router);
+    says_audit(router->peers[0], nonce_of(router->peers[0]), 0, 0, "page 5 leaks");
+    says_audit(router->peers[2], nonce_of(router->peers[2]), 0, 0, NULL);
+    uint64_t now = router_patience(router);
+    audit_tick(router, now + 900 * NS_PER_MS);
+    ck_assert_uint_eq(told(router->peers[1], ASKED, NULL), 1);
+    audit_tick(router, now + 1001 * NS_PER_MS);
+    ck_assert_uint_eq(told(router->peers[1], ASKED, NULL), 2);
+    ck_assert_uint_eq(told(router->peers[0], ASKED, NULL), 1);
+    says_audit(router->peers[0], nonce_of(router->peers[0]), 0, 0, "page 5 leaks"); /* once more: as before */
+    says_audit(router->peers[1], nonce_of(router->peers[1]), 0, 0, NULL);
+    const Tandem__Admin__V1__AuditResponse *a = door_answer(call);
+    for (uint32_t i = 0; i < 3; i++)
+        ck_assert_uint_eq(a->workers[i]->n_problems, i == 0);
+    door_close(call);
+}
+END_TEST
+
 START_TEST(test_audit_reports_a_peer_that_does_not_answer_and_goes_on)
 {
     struct rpc_call *call = door_open(AUDIT, &REQUEST.base);
@@ -342,6 +363,7 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_audit_puts_the_accounts_of_all_peers_together);
     tcase_add_test(t, test_audit_compares_blocks_with_the_index);
+    tcase_add_test(t, test_audit_asks_again_until_there_is_an_answer);
     tcase_add_test(t, test_audit_reports_a_peer_that_does_not_answer_and_goes_on);
     tcase_add_test(t, test_audit_does_not_wait_for_peers_that_are_lost_meanwhile_or_left);
     tcase_add_test(t, test_audit_that_runs_serves_a_second_call);
