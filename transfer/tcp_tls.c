@@ -13,6 +13,7 @@
 static const unsigned char AES_256_GCM_SHA384[] = {0x13, 0x02};
 static const char KEY_LABEL[] = "tandem-kv-key-1", IDENTITY_LABEL[] = "tandem-kv-identity-1";
 enum { READ_BYTES = 128 << 10 }; /* most of a read from the socket: eight records */
+enum { WRITE_BYTES = 64 << 10 }; /* records are collected until they are so many bytes, or until a flush */
 
 struct tcp_tls {
     SSL_CTX *context;
@@ -21,6 +22,7 @@ struct tcp_tls {
 
 struct tcp_tls_conn {
     SSL *ssl;
+    BIO *unsent; /* collects records; the session owns it */
     struct tcp_tls *tls;
     uint8_t identity[SECRET_MAC_BYTES]; /* of a client */
     bool wants_read;
@@ -106,8 +108,11 @@ struct tcp_tls_conn *tcp_tls_begin(struct tcp_tls *t, int fd, bool is_server)
     struct tcp_tls_conn *c = mem_zalloc(sizeof(*c));
     c->tls = t;
     c->ssl = SSL_new(t->context);
-    if (!c->ssl || !SSL_set_fd(c->ssl, fd))
+    c->unsent = BIO_new(BIO_f_buffer());
+    BIO *socket = BIO_new_socket(fd, BIO_NOCLOSE);
+    if (!c->ssl || !c->unsent || !socket || !BIO_set_write_buffer_size(c->unsent, WRITE_BYTES) || !BIO_up_ref(socket))
         abort(); /* no memory */
+    SSL_set_bio(c->ssl, socket, BIO_push(c->unsent, socket));
     SSL_set_app_data(c->ssl, c);
     if (is_server) {
         SSL_set_accept_state(c->ssl);
@@ -165,6 +170,17 @@ ssize_t tcp_tls_send(struct tcp_tls_conn *c, const void *data, size_t n_bytes)
     errno = 0;
     ssize_t n = result_of(c, SSL_write(c->ssl, data, n_bytes < INT32_MAX ? (int)n_bytes : INT32_MAX));
     return n ? n : failed(c, "the peer has ended the session");
+}
+
+bool tcp_tls_flush(struct tcp_tls_conn *c)
+{
+    if (!BIO_wpending(c->unsent) || BIO_flush(c->unsent) > 0)
+        return true;
+    if (BIO_should_retry(c->unsent))
+        errno = EAGAIN;
+    else
+        failed(c, "the connection broke");
+    return false;
 }
 
 ssize_t tcp_tls_receive(struct tcp_tls_conn *c, void *data, size_t n_bytes)

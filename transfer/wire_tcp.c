@@ -24,7 +24,7 @@
  *
  * wire_send only queues. The socket is written in the next turn, so that no done callback comes from inside
  * wire_send; what the socket does not take waits for EPOLLOUT. The done callback means that the kernel has a
- * copy of the payload.
+ * copy of the payload, or that TLS has encrypted it.
  *
  * Rejected: MSG_ZEROCOPY (over loopback it copies all the same, and it needs a second kind of completion).
  * UCX's tcp (it accepts one-sided writes from anybody who can connect, and each connection costs 3 ms of a
@@ -250,6 +250,14 @@ static void note_sent(struct tcp_conn *c, uint64_t n_bytes)
     }
 }
 
+/* After a write error, a part of a frame may have been sent: nothing can follow it. */
+static void stop_writing(struct tcp_conn *c)
+{
+    shutdown(c->fd, SHUT_RDWR);
+    while (c->outs.first)
+        end_first(c, TD_ERR_PEER_LOST);
+}
+
 /* Writes until the socket takes no more or TURN_BYTES are written. A write error is not told here: reading
  * tells it, after what the peer had sent before it went has been read. */
 static bool conn_write(struct tcp_conn *c)
@@ -269,14 +277,18 @@ static bool conn_write(struct tcp_conn *c)
             break;
         }
         any = true;
-        if (n < 0) { /* part of a frame may have been sent: nothing can follow it */
-            shutdown(c->fd, SHUT_RDWR);
-            while (c->outs.first)
-                end_first(c, TD_ERR_PEER_LOST);
+        if (n < 0) {
+            stop_writing(c);
             break;
         }
         n_bytes += (uint64_t)n;
         note_sent(c, (uint64_t)n);
+    }
+    if (c->tls && !c->is_blocked && !tcp_tls_flush(c->tls)) {
+        if (errno == EAGAIN)
+            watch(c, EPOLL_CTL_MOD, true);
+        else
+            stop_writing(c);
     }
     return any;
 }
