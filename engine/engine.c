@@ -481,13 +481,15 @@ static uint32_t pages_done(const struct engine *e, const struct seq *s, uint32_t
 
 /*
  * Writes the tokens that the grammar of s allows next, with the stop ids where the answer may end. Before
- * min_tokens it ends only if nothing else may come. False: nothing may come at all.
+ * min_tokens it ends only if nothing else may come. False: nothing may come at all, or the grammar is too
+ * ambiguous here.
  */
 static bool write_mask(const struct seq *s, uint32_t n_words, uint32_t *mask)
 {
     const struct sampling *p = &s->sampling;
     bool is_any = false, is_early = s->n_tokens - s->n_prompt < p->min_tokens;
-    grammar_cursor_mask(s->cursor, mask);
+    if (!grammar_cursor_mask(s->cursor, mask))
+        return false;
     for (uint32_t i = 0; i < n_words && !is_any; i++)
         is_any = mask[i];
     for (uint32_t i = 0; i < p->n_stop_ids && grammar_cursor_may_end(s->cursor) && !(is_any && is_early); i++)
@@ -578,8 +580,8 @@ static void sample(struct engine *e, struct seq *s, uint32_t row)
         seq_end(s, FINISH_LENGTH);
         return;
     }
-    if (s->cursor && !s->mask) { /* the vocabulary has no token for what must come */
-        seq_end(s, grammar_cursor_may_end(s->cursor) ? FINISH_STOP : FINISH_BROKEN);
+    if (s->cursor && !s->mask) {
+        seq_end(s, grammar_cursor_may_end(s->cursor) ? FINISH_STOP : FINISH_STUCK);
         return;
     }
     struct sampled token;

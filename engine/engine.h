@@ -53,6 +53,7 @@ enum seq_finish {
     FINISH_STOP,
     FINISH_LENGTH,
     FINISH_BROKEN, /* logits were not finite: no token was drawn from them */
+    FINISH_STUCK,  /* of its grammar nothing can follow that the vocabulary has, or that is found in time */
 };
 
 struct engine_callbacks {

@@ -72,5 +72,7 @@ void grammar_cursor_close(struct grammar_cursor *c); /* NULL is fine */
 bool grammar_cursor_take(struct grammar_cursor *c, uint32_t token);
 bool grammar_cursor_take_bytes(struct grammar_cursor *c, const char *bytes, size_t len);
 bool grammar_cursor_may_end(const struct grammar_cursor *c); /* the answer is complete here */
-/* Writes grammar_mask_words() words: bit id % 32 of word id / 32 is set if the token is allowed. */
-void grammar_cursor_mask(struct grammar_cursor *c, uint32_t *words);
+/* Writes grammar_mask_words() words: bit id % 32 of word id / 32 is set if the token is allowed. False: the
+ * grammar is so ambiguous here that this would take too long; then no bit is set. Where this is so follows
+ * from the grammar, the vocabulary and the tokens taken alone. */
+bool grammar_cursor_mask(struct grammar_cursor *c, uint32_t *words);

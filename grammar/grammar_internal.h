@@ -76,7 +76,7 @@ struct gr_program {
     uint32_t start;
     bool is_full; /* GR_STATES_MOST was reached; what was added since then is not there */
 };
-enum { GR_STATES_MOST = 1 << 20 };
+enum { GR_STATES_MOST = 1 << 18 };
 
 /* program.c: adding states, from the end of a rule to its beginning. `next`: where it goes on. */
 void gr_program_init(struct gr_program *p);

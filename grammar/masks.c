@@ -9,6 +9,9 @@
  * The mask of a cursor is the union of the parts of its stacks, and of walks from their exits, with what is
  * below: closed again, cut again at its own rule, and so on upwards.
  *
+ * Work is bounded, and the count does not depend on what is kept: a walk counts each step that it meets for
+ * the first time as if nothing were kept. So all workers refuse to go on at the same token.
+ *
  * Counts that are far from their limits make no difference within one token, so they are replaced by one that
  * is as far (canonical_count); a string of at most 5,000 characters has as many parts as the longest token
  * has bytes.
@@ -21,12 +24,23 @@
 
 enum { GOES_ON = 1, MAY_END = 2, LOOPS = 4 };
 static const uint32_t UNKNOWN = UINT32_MAX - 1, DEAD = UINT32_MAX;
-static const size_t CACHE_BYTES_MOST = 64 << 20;
+static const size_t CACHE_BYTES_MOST = 16 << 20;
+/* Most work of a mask: so many walks over the whole trie, and so many frames that are compared or copied
+ * (gr_places.n_units), each of which counts as NODES_A_UNIT nodes. 1,000 schemas of all kinds, with a
+ * vocabulary of 128,000 tokens, took at most 6 walks and 6,309 frames. */
+enum { WALKS_MOST = 16, FRAMES_MOST = 1 << 18, NODES_A_UNIT = 16 };
 
 struct mask_part {
     uint32_t *tokens, n_tokens; /* ids, if they are few */
     uint32_t *bits;             /* else a mask; NULL: they are few */
     uint32_t *exits, n_exits;   /* nodes that have children */
+    uint64_t n_nodes;           /* work; above the cache's `most`: the walk did not come to its end */
+};
+
+struct mask_step { /* from a local place, by a class of bytes */
+    uint32_t to;   /* local place; UNKNOWN, DEAD */
+    uint32_t walk; /* the last one that met it */
+    uint32_t n_units;
 };
 
 struct mask_local {
@@ -50,14 +64,17 @@ struct mask_loop {
 struct gr_cache {
     struct gr_cache *shared; /* of the vocabulary; NULL: this is it, or nothing is shared */
     uint32_t n_shared;       /* states that are shared */
+    bool is_common;          /* it is the one of the vocabulary */
     const struct grammar_vocab *vocab;
     const struct gr_program *program;
     uint8_t classes[256];
     uint32_t n_classes;
     pthread_mutex_t lock; /* guards the rest */
     struct mask_local *locals;
-    uint32_t *next; /* by local place, then by class of bytes */
-    uint8_t *flags; /* GOES_ON, MAY_END */
+    struct mask_step *steps; /* by local place, then by class of bytes */
+    uint8_t *flags;          /* GOES_ON, MAY_END */
+    uint32_t walk;           /* number of the present one; the first is 1 */
+    uint64_t n_nodes, most;  /* work of the present one, and of any mask */
     uint32_t n_locals, cap_locals;
     uint32_t *table, n_table; /* hash table of indexes + 1 */
     size_t bytes;
@@ -166,7 +183,7 @@ static void locals_grow(struct gr_cache *c)
         return;
     c->cap_locals = c->cap_locals ? 2 * c->cap_locals : 64;
     c->locals = mem_resize(c->locals, c->cap_locals, sizeof(*c->locals));
-    c->next = mem_resize(c->next, (size_t)c->cap_locals * c->n_classes, sizeof(*c->next));
+    c->steps = mem_resize(c->steps, (size_t)c->cap_locals * c->n_classes, sizeof(*c->steps));
     c->flags = mem_resize(c->flags, c->cap_locals, sizeof(*c->flags));
 }
 
@@ -186,25 +203,37 @@ static uint32_t local_of(struct gr_cache *c, const struct gr_places *s)
     c->flags[i] = (uint8_t)((s->n_stacks ? GOES_ON : 0) | (s->is_done ? MAY_END : 0));
     find_loop(c, i);
     for (uint32_t k = 0; k < c->n_classes; k++)
-        c->next[(size_t)i * c->n_classes + k] = UNKNOWN;
-    c->bytes += sizeof(*c->locals) + s->n_frames * sizeof(*s->frames) + c->n_classes * sizeof(*c->next);
+        c->steps[(size_t)i * c->n_classes + k] = (struct mask_step){.to = UNKNOWN};
+    c->bytes += sizeof(*c->locals) + s->n_frames * sizeof(*s->frames) + c->n_classes * sizeof(*c->steps);
     table_grow(c);
     table_put(c, i);
     return i;
 }
 
-static uint32_t make_step(struct gr_cache *c, uint32_t local, uint8_t byte)
+static void make_step(struct gr_cache *c, uint32_t local, uint8_t byte)
 {
     gr_step(c->program, &c->locals[local].places, byte, &c->scratch);
-    uint32_t to = c->scratch.n_stacks || c->scratch.is_done ? local_of(c, &c->scratch) : DEAD;
-    c->next[(size_t)local * c->n_classes + c->classes[byte]] = to;
-    return to;
+    struct mask_step s = {.to = DEAD, .n_units = (uint32_t)c->scratch.n_units};
+    if (c->scratch.n_stacks || c->scratch.is_done)
+        s.to = local_of(c, &c->scratch);
+    c->steps[(size_t)local * c->n_classes + c->classes[byte]] = s;
+}
+
+/* The present walk meets a step for the first time. Those of rules that all schemas have cost nothing. */
+static uint32_t meet_step(struct gr_cache *c, uint32_t local, uint8_t byte)
+{
+    size_t at = (size_t)local * c->n_classes + c->classes[byte];
+    if (c->steps[at].to == UNKNOWN)
+        make_step(c, local, byte);
+    c->steps[at].walk = c->walk;
+    c->n_nodes += c->is_common ? 0 : (uint64_t)NODES_A_UNIT * c->steps[at].n_units;
+    return c->steps[at].to;
 }
 
 static inline uint32_t local_step(struct gr_cache *c, uint32_t local, uint8_t byte)
 {
-    uint32_t to = c->next[(size_t)local * c->n_classes + c->classes[byte]];
-    return to == UNKNOWN ? make_step(c, local, byte) : to;
+    const struct mask_step *s = &c->steps[(size_t)local * c->n_classes + c->classes[byte]];
+    return s->walk == c->walk ? s->to : meet_step(c, local, byte);
 }
 
 static void part_free(struct mask_part *p)
@@ -235,12 +264,13 @@ static void forget_all(struct gr_cache *c)
 static void cache_open(struct gr_cache *c, const struct grammar_vocab *vocab, const struct gr_program *program,
                        struct gr_shared *shared)
 {
-    *c = (struct gr_cache){.vocab = vocab, .program = program};
+    *c = (struct gr_cache){.vocab = vocab, .program = program, .walk = 1};
     if (shared) {
         c->shared = &shared->cache;
         c->n_shared = shared->program.n_states;
     }
     pthread_mutex_init(&c->lock, NULL);
+    c->most = (uint64_t)WALKS_MOST * vocab->n_nodes + (uint64_t)FRAMES_MOST * NODES_A_UNIT;
     make_classes(c);
     table_grow(c);
     c->path = mem_array((size_t)vocab->longest + 1, sizeof(*c->path));
@@ -254,7 +284,7 @@ static void cache_close(struct gr_cache *c)
     pthread_mutex_destroy(&c->lock);
     gr_places_free(&c->scratch);
     free(c->locals);
-    free(c->next);
+    free(c->steps);
     free(c->flags);
     free(c->table);
     free(c->path);
@@ -266,6 +296,7 @@ struct gr_shared *gr_shared_open(const struct grammar_vocab *v)
     gr_program_init(&s->program);
     gr_json_init(&s->program, &s->json);
     cache_open(&s->cache, v, &s->program, NULL);
+    s->cache.is_common = true;
     return s;
 }
 
@@ -355,13 +386,25 @@ static inline const struct mask_loop *loop_at(const struct gr_cache *c, uint32_t
     return is_one ? c->locals[local].loop : NULL;
 }
 
+/* From now on each step is met for the first time. */
+static void begin_walk(struct gr_cache *c)
+{
+    c->walk = c->is_common || c->walk == UINT32_MAX ? 1 : c->walk + 1;
+    c->n_nodes = 0;
+}
+
+static bool is_too_much(const struct gr_cache *c)
+{
+    return c->n_nodes > c->most;
+}
+
 /* Walks over nodes [from, end), which are the node `from` and what is behind it, at most up to a node that is
  * less deep. */
 static void walk_nodes(struct gr_cache *c, uint32_t from, uint32_t end, struct mask_walk *w)
 {
     const struct gr_trie_node *nodes = c->vocab->nodes;
     uint32_t *path = c->path;
-    for (uint32_t i = from; i < end;) {
+    for (uint32_t i = from; i < end && !is_too_much(c); c->n_nodes++) {
         const struct gr_trie_node *n = &nodes[i];
         uint32_t at = local_step(c, path[n->depth - 1], n->byte);
         const struct mask_loop *l = loop_at(c, at, i);
@@ -430,9 +473,11 @@ static const struct mask_part *part_of(struct gr_cache *c, uint32_t local)
         return c->locals[local].part;
     struct mask_part *p = mem_zalloc(sizeof(*p));
     struct mask_walk w = {0};
+    uint64_t n_before = c->n_nodes; /* of a walk that comes upon a common rule */
+    begin_walk(c);
     walk_all(c, local, &w);
-    *p = (struct mask_part){
-        .tokens = w.ids, .n_tokens = w.n_ids, .bits = w.words, .exits = w.exits, .n_exits = w.n_exits};
+    *p = (struct mask_part){w.ids, w.n_ids, w.words, w.exits, w.n_exits, c->n_nodes};
+    c->n_nodes = n_before;
     c->bytes += (w.cap_exits + w.cap_ids + (w.words ? grammar_mask_words(c->vocab) : 0)) * sizeof(uint32_t);
     c->locals[local].part = p;
     return p;
@@ -529,12 +574,17 @@ static void walk_up(struct grammar *g, const struct gr_frame *stack, uint32_t n,
     if (!n || !n_nodes)
         return; /* nothing is left that could go on */
     gr_close(&g->program, stack, n, &below);
-    for (uint32_t i = 0; i < below.n_stacks; i++) {
+    g->cache.n_nodes += NODES_A_UNIT * below.n_units;
+    for (uint32_t i = 0; i < below.n_stacks && !is_too_much(&g->cache); i++) {
         const struct gr_frame *other = below.frames + below.stacks[i].at;
         struct mask_walk w = {.words = words};
         struct cut at = cut(g, other, below.stacks[i].n);
         for (uint32_t k = 0; k < n_nodes; k++)
             walk_below(at.cache, nodes[k], at.local, &w);
+        if (at.cache->is_common) {
+            g->cache.n_nodes += at.cache->n_nodes;
+            at.cache->n_nodes = 0;
+        }
         walk_up(g, other, at.base, w.exits, w.n_exits, words);
         free(w.exits);
     }
@@ -565,20 +615,31 @@ static void unlock_caches(struct grammar *g)
     pthread_mutex_unlock(&g->cache.lock);
 }
 
-void grammar_cursor_mask(struct grammar_cursor *c, uint32_t *words)
+bool grammar_cursor_mask(struct grammar_cursor *c, uint32_t *words)
 {
     struct grammar *g = c->g;
     uint32_t n_words = grammar_mask_words(g->vocab);
+    uint64_t n_nodes = 0;
     memset(words, 0, n_words * sizeof(*words));
     lock_caches(g);
-    for (uint32_t i = 0; i < c->now.n_stacks; i++) {
+    for (uint32_t i = 0; i < c->now.n_stacks && n_nodes <= g->cache.most; i++) {
+        struct cut at = cut(g, c->now.frames + c->now.stacks[i].at, c->now.stacks[i].n);
+        n_nodes += part_of(at.cache, at.local)->n_nodes;
+    }
+    begin_walk(&g->cache);
+    g->cache.n_nodes = n_nodes;
+    for (uint32_t i = 0; i < c->now.n_stacks && !is_too_much(&g->cache); i++) {
         const struct gr_frame *stack = c->now.frames + c->now.stacks[i].at;
         struct cut at = cut(g, stack, c->now.stacks[i].n);
         const struct mask_part *p = part_of(at.cache, at.local);
         add_part(p, n_words, words);
         walk_up(g, stack, at.base, p->exits, p->n_exits, words);
     }
+    bool is_whole = !is_too_much(&g->cache);
     unlock_caches(g);
+    if (!is_whole)
+        memset(words, 0, n_words * sizeof(*words));
+    return is_whole;
 }
 
 /* --------------------------------------------------------------------- cursors */
@@ -614,8 +675,6 @@ bool grammar_cursor_take_bytes(struct grammar_cursor *c, const char *bytes, size
 {
     for (size_t i = 0; i < len; i++) {
         gr_step(&c->g->program, &c->now, (uint8_t)bytes[i], &c->then);
-        if (c->then.is_broken)
-            gr_places_clear(&c->then);
         struct gr_places before = c->now;
         c->now = c->then;
         c->then = before;

@@ -1,8 +1,10 @@
 /*
  * Closing a place: states that take no byte are passed at once, each alternative with a copy of the stack.
  *
- * Stacks that were there already are not followed again, so loops that take no byte end. Work is bounded: a
- * grammar that is so ambiguous that it has more places than GR_STACKS_MOST ends its answer, not the process.
+ * Stacks that were there already are not followed again, so loops that take no byte end. Work is bounded: of
+ * a grammar that is so ambiguous that it has more places than GR_STACKS_MOST, or takes more than
+ * GR_UNITS_MOST to go over a byte, the first ones are followed. What is said of them holds, but some ways to
+ * go on are not seen. Work is counted, not timed, so that all workers agree.
  */
 #include "grammar/places.h"
 
@@ -12,6 +14,7 @@
 void gr_places_clear(struct gr_places *s)
 {
     s->n_frames = s->n_stacks = 0;
+    s->n_units = 0;
     s->is_done = s->is_broken = false;
 }
 
@@ -21,20 +24,23 @@ void gr_places_free(struct gr_places *s)
     free(s->stacks);
 }
 
-static bool same(const struct gr_frame *a, const struct gr_frame *b, uint32_t n)
+/* How many frames of the two are the same, from their tops. */
+static uint32_t n_same(const struct gr_frame *a, const struct gr_frame *b, uint32_t n)
 {
     for (uint32_t i = n; i-- > 0;) /* tops differ first */
         if (a[i].state != b[i].state || a[i].data != b[i].data || a[i].is_base != b[i].is_base)
-            return false;
-    return true;
+            return n - 1 - i;
+    return n;
 }
 
-static bool is_there(const struct gr_places *s, const struct gr_frame *stack, uint32_t n)
+static bool is_there(const struct gr_places *s, const struct gr_frame *stack, uint32_t n, uint64_t *n_units)
 {
-    for (uint32_t i = 0; i < s->n_stacks; i++)
-        if (s->stacks[i].n == n && same(s->frames + s->stacks[i].at, stack, n))
-            return true;
-    return false;
+    uint32_t n_here = 0;
+    for (uint32_t i = 0; i < s->n_stacks && n_here < n; i++) {
+        n_here = s->stacks[i].n == n ? n_same(s->frames + s->stacks[i].at, stack, n) : 0;
+        *n_units += 1 + n_here;
+    }
+    return n_here == n;
 }
 
 /* Appends a stack. It may be one of s itself. */
@@ -56,23 +62,35 @@ static void push(struct gr_places *s, const struct gr_frame *stack, uint32_t n)
 
 /* ----------------------------------------------------------------- one closing */
 
-/* The stacks that were seen, rest or not; work->n_stacks of them, those from `next` on not looked at yet. */
+/* A byte is taken at the stack. */
+static void rest(struct gr_places *out, const struct gr_frame *stack, uint32_t n)
+{
+    if (is_there(out, stack, n, &out->n_units))
+        return;
+    if (out->n_stacks < GR_STACKS_MOST)
+        push(out, stack, n);
+    else
+        out->is_broken = true;
+}
+
 struct closing {
     const struct gr_program *p;
-    struct gr_places *work, *out;
+    struct gr_places *work; /* the stacks that were seen, whether they rest or not */
+    struct gr_places *out;  /* those that rest; counts the work */
 };
 
 /* Adds the stack of `of` with another top frame. */
 static void add(struct closing *c, const struct gr_frame *of, uint32_t n, struct gr_frame top)
 {
     struct gr_frame stack[GR_DEPTH_MOST];
-    if (c->work->n_stacks >= GR_WORK_MOST || c->work->is_broken) {
-        c->work->is_broken = true;
+    c->out->n_units += n;
+    if (c->out->n_units > GR_UNITS_MOST) {
+        c->out->is_broken = true;
         return;
     }
     memcpy(stack, of, (n - 1) * sizeof(*stack));
     stack[n - 1] = top;
-    if (!is_there(c->work, stack, n))
+    if (!is_there(c->work, stack, n, &c->out->n_units))
         push(c->work, stack, n);
 }
 
@@ -88,7 +106,7 @@ static void add_call(struct closing *c, const struct gr_frame *stack, uint32_t n
 {
     struct gr_frame deeper[GR_DEPTH_MOST];
     if (n == GR_DEPTH_MOST) {
-        c->work->is_broken = true;
+        c->out->is_broken = true;
         return;
     }
     memcpy(deeper, stack, n * sizeof(*deeper));
@@ -143,8 +161,7 @@ static void pass(struct closing *c, const struct gr_frame *stack, uint32_t n)
             return; /* nothing comes from here */
         /* fallthrough */
     case GR_OP_KEYS:
-        if (!is_there(c->out, stack, n))
-            push(c->out, stack, n);
+        rest(c->out, stack, n);
         return;
     case GR_OP_END:
         if (n == 1)
@@ -175,9 +192,7 @@ void gr_close(const struct gr_program *p, const struct gr_frame *stack, uint32_t
 {
     const struct gr_state *top = &p->states[stack[n - 1].state];
     if (top->op == GR_OP_KEYS || (top->op == GR_OP_BYTES && top->b)) { /* most often: it rests */
-        if (!is_there(out, stack, n))
-            push(out, stack, n);
-        out->is_broken |= out->n_stacks > GR_STACKS_MOST;
+        rest(out, stack, n);
         return;
     }
     struct gr_places work = {0};
@@ -189,7 +204,6 @@ void gr_close(const struct gr_program *p, const struct gr_frame *stack, uint32_t
         memcpy(copy, work.frames + work.stacks[i].at, depth * sizeof(*copy)); /* the set grows and moves */
         pass(&c, copy, depth);
     }
-    out->is_broken |= work.is_broken || out->n_stacks > GR_STACKS_MOST;
     gr_places_free(&work);
 }
 
@@ -233,7 +247,7 @@ static void step_bytes(const struct gr_program *p, struct gr_frame *stack, uint3
 void gr_step(const struct gr_program *p, const struct gr_places *from, uint8_t byte, struct gr_places *out)
 {
     gr_places_clear(out);
-    for (uint32_t i = 0; i < from->n_stacks && !out->is_broken; i++) {
+    for (uint32_t i = 0; i < from->n_stacks && out->n_units <= GR_UNITS_MOST; i++) {
         struct gr_frame stack[GR_DEPTH_MOST];
         uint32_t n = from->stacks[i].n;
         memcpy(stack, from->frames + from->stacks[i].at, n * sizeof(*stack));
@@ -246,13 +260,18 @@ void gr_step(const struct gr_program *p, const struct gr_places *from, uint8_t b
 
 /* --------------------------------------------------------------------- checks */
 
-static enum td_status check_rule(const struct gr_program *p, uint32_t rule, struct td_error *e)
+static const uint64_t CHECK_UNITS_MOST = 1 << 25; /* work of all checks of a program */
+
+static enum td_status check_rule(const struct gr_program *p, uint32_t rule, uint64_t *n_units, struct td_error *e)
 {
     const struct gr_frame first = {.state = rule};
     struct gr_places places = {0};
     gr_close(p, &first, 1, &places);
     bool is_broken = places.is_broken, is_empty = !places.n_stacks && !places.is_done;
+    *n_units += places.n_units;
     gr_places_free(&places);
+    if (*n_units > CHECK_UNITS_MOST)
+        return td_fail(e, TD_ERR_NO_SPACE, "its rules have too many beginnings");
     if (is_broken)
         return td_fail(e, TD_ERR_UNSUPPORTED, "a rule begins with itself, or has too many beginnings (more than %d)",
                        GR_STACKS_MOST);
@@ -262,13 +281,14 @@ static enum td_status check_rule(const struct gr_program *p, uint32_t rule, stru
 enum td_status gr_check_rules(const struct gr_program *p, struct td_error *e)
 {
     uint8_t *is_seen = mem_array(p->n_states, 1);
-    enum td_status s = check_rule(p, p->start, e);
+    uint64_t n_units = 0;
+    enum td_status s = check_rule(p, p->start, &n_units, e);
     for (uint32_t i = 0; i < p->n_states && !s; i++) {
         const struct gr_state *call = &p->states[i];
         if (call->op != GR_OP_CALL || is_seen[call->a])
             continue;
         is_seen[call->a] = 1;
-        s = check_rule(p, call->a, e);
+        s = check_rule(p, call->a, &n_units, e);
     }
     free(is_seen);
     return s;

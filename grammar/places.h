@@ -13,10 +13,11 @@ struct gr_places {
     struct gr_frame *frames;
     struct gr_stack *stacks;
     uint32_t n_frames, cap_frames, n_stacks, cap_stacks;
-    bool is_done;   /* one of them has ended: nothing is left of it */
-    bool is_broken; /* there were more than GR_STACKS_MOST, or too deep: the set is not complete */
+    uint64_t n_units; /* work since gr_places_clear(): frames that were compared or copied */
+    bool is_done;     /* one of them has ended: nothing is left of it */
+    bool is_broken;   /* some are left out: more than GR_STACKS_MOST, too deep, or too much work */
 };
-enum { GR_STACKS_MOST = 512, GR_DEPTH_MOST = 256, GR_WORK_MOST = 1 << 14 };
+enum { GR_STACKS_MOST = 512, GR_DEPTH_MOST = 256, GR_UNITS_MOST = 1 << 17 };
 
 void gr_places_clear(struct gr_places *s);
 void gr_places_free(struct gr_places *s);

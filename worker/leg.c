@@ -454,11 +454,18 @@ static void leg_finish(struct worker *w, struct leg *leg)
 }
 
 /*
- * Ends a leg whose logits were not finite. Any worker with these weights would compute the same, so the
- * router does not try another one (router/request.c).
+ * Ends a leg whose logits were not finite, or whose grammar can't be followed any further. Any worker with
+ * these weights would compute the same, so the router does not try another one (router/request.c).
  */
 static void leg_break(struct worker *w, struct leg *leg)
 {
+    if (leg->finish == FINISH_STUCK) {
+        leg_abort(w, leg, TD_ERR_INVALID,
+                  "structured: the answer can't go on: the vocabulary has no token that may follow, or the grammar is "
+                  "too ambiguous here",
+                  true);
+        return;
+    }
     log_error(&w->log, "logits are not finite req=%s", leg->req);
     metrics_inc(w->counters, WORKER_LEGS_BROKEN, 1);
     leg_abort(w, leg, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken",
@@ -473,7 +480,7 @@ void leg_flush(struct worker *w)
     w->n_out = 0;
     struct leg *l, *next;
     LIST_FOREACH_SAFE (l, &w->legs, in_worker, next) {
-        if (l->ended && l->finish == FINISH_BROKEN)
+        if (l->ended && (l->finish == FINISH_BROKEN || l->finish == FINISH_STUCK))
             leg_break(w, l);
         else if (l->ended)
             leg_finish(w, l);

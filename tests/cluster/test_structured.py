@@ -120,5 +120,26 @@ def test_what_can_not_be_compiled_is_refused_by_field():
         c.audit()
 
 
+@test
+def test_an_expression_that_is_too_ambiguous_costs_others_nothing():
+    """Before, one such call kept a decode worker's step for 17 s, and the router took the worker for lost."""
+    with Cluster(plan="split") as c:
+        client, codes = Client(c.router.address), []
+
+        def ask(i):
+            text = f"({i}|([a-z]{{0,50}}[0-9]{{0,50}}(foo|bar|baz{{1,30}}){{0,20}}){{0,20}})*(x|y|z){{5,90}}"
+            codes.append(client.error(asked("regex", text, i)))
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+        for t in threads:
+            t.start()
+        for i in range(20):
+            client.all(request(ids=[i + 1, 2, 3], max_tokens=4, stopping__ignore_eos=True), timeout=10)
+        for t in threads:
+            t.join()
+        assert all(code == "INVALID_ARGUMENT" and "too ambiguous" in text for code, text in codes), codes
+        assert all(w["state"] == "ready" for w in c.status()["workers"]), c.status()
+        c.audit()
+
+
 if __name__ == "__main__":
     main()

@@ -80,9 +80,9 @@ static json_t *times(struct grammar *g, const struct grammar_vocab *vocab, json_
     {
         uint32_t id = (uint32_t)json_integer_value(v);
         double t = thread_us();
-        grammar_cursor_mask(c, mask);
+        bool is_made = grammar_cursor_mask(c, mask);
         json_array_append_new(us, json_real(thread_us() - t));
-        is_valid = is_valid && mask[id / 32] >> id % 32 & 1 && grammar_cursor_take(c, id);
+        is_valid = is_valid && is_made && mask[id / 32] >> id % 32 & 1 && grammar_cursor_take(c, id);
     }
     is_valid = is_valid && grammar_cursor_may_end(c);
     grammar_cursor_close(c);

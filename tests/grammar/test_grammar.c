@@ -4,6 +4,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/mem.h"
 #include "grammar/grammar.h"
@@ -296,6 +297,73 @@ START_TEST(test_grammar_refuses_by_name)
 }
 END_TEST
 
+/* Texts that are short, and so ambiguous that following all their places would take minutes. */
+static const struct {
+    enum grammar_kind kind;
+    const char *text;
+} HOSTILE[] = {
+    {GRAMMAR_REGEX, "(([a-z]{0,50}[0-9]{0,50}(foo|bar|baz{1,30}){0,20}){0,20})*(x|y|z){5,90}"},
+    {GRAMMAR_REGEX, "((a{0,50}){0,50}){0,50}b"},
+    {GRAMMAR_REGEX, "(a|aa|aaa|aaaa){0,1000}(a{0,99}b?){0,1000}c"},
+    {GRAMMAR_REGEX, "(.{0,90}a.{0,90}b.{0,90}){20,400}"},
+    {GRAMMAR_REGEX, "(((a*)*)*)*((a|b)*(a|c)*(a|d)*(a|e)*){0,60}"},
+    {GRAMMAR_EBNF, "root ::= e\ne ::= \"a\" | \"a\" e | \"a\" e e | \"a\" e e e"},
+    {GRAMMAR_EBNF, "root ::= (w w w w w w){1,300}\nw ::= [a-z]{0,9} [a-z]{0,9} x?\nx ::= [a-e]{0,30}"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((a{0,30}|[ab]{0,30}){0,30}){0,30}$\"}"},
+    {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"maxItems\":5000,\"items\":{\"anyOf\":[{\"type\":\"string\",\"pattern\":"
+                     "\"^(a{0,9}){0,9}$\"},{\"type\":\"string\",\"pattern\":\"^([ab]{0,9}){0,99}$\"}]}}"},
+};
+enum { N_HOSTILE = sizeof(HOSTILE) / sizeof(HOSTILE[0]), N_WORDS = 30000, STEPS = 60 };
+static const double MOST_S = 3;
+
+/* Words of few letters, all of which go on in most of these texts. */
+static void letters(void *user, uint32_t id, const char **bytes, size_t *len)
+{
+    static char word[12];
+    uint32_t *seed = user;
+    if (id < 256) {
+        piece(NULL, id, bytes, len);
+        return;
+    }
+    *len = 2 + id % (sizeof(word) - 1);
+    for (size_t i = 0; i < *len; i++) {
+        *seed = *seed * 1664525 + 1013904223;
+        word[i] = "aaaabbcxz059"[(*seed >> 16) % 12];
+    }
+    *bytes = word;
+}
+
+/* Refused, or masks until it is said that it can't go on; in any case soon. */
+START_TEST(test_grammar_that_is_too_ambiguous_costs_little)
+{
+    const char *text = HOSTILE[_i].text;
+    struct grammar *g = NULL;
+    struct td_error e = {{0}};
+    uint32_t seed = 1;
+    struct grammar_vocab *v = grammar_vocab_open(N_WORDS, letters, &seed);
+    uint32_t *words = mem_array(grammar_mask_words(v), sizeof(*words));
+    clock_t began = clock();
+    if (!grammar_compile(NULL, HOSTILE[_i].kind, text, strlen(text), &g, &e))
+        grammar_unref(g);
+    if (!grammar_compile(v, HOSTILE[_i].kind, text, strlen(text), &g, &e)) {
+        struct grammar_cursor *c = grammar_cursor_open(g);
+        for (int step = 0; step < STEPS && grammar_cursor_mask(c, words); step++) {
+            uint32_t id = 'a';
+            while (id < N_WORDS && !(words[id / 32] >> id % 32 & 1))
+                id++;
+            if (!grammar_cursor_take(c, id < N_WORDS ? id : '"'))
+                break;
+        }
+        grammar_cursor_close(c);
+        grammar_unref(g);
+    }
+    double s = (double)(clock() - began) / CLOCKS_PER_SEC;
+    ck_assert_msg(s < MOST_S, "%s: %.1f s", text, s);
+    grammar_vocab_close(v);
+    free(words);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("grammar");
@@ -305,6 +373,7 @@ int main(void)
     tcase_add_loop_test(tc, test_grammar_accepts_what_its_text_says, 0, N_LANGUAGES);
     tcase_add_loop_test(tc, test_grammar_masks_have_the_tokens_that_are_taken, 0, N_LANGUAGES);
     tcase_add_loop_test(tc, test_grammar_refuses_by_name, 0, (int)(sizeof(REFUSED) / sizeof(REFUSED[0])));
+    tcase_add_loop_test(tc, test_grammar_that_is_too_ambiguous_costs_little, 0, N_HOSTILE);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

@@ -413,6 +413,25 @@ START_TEST(test_leg_whose_logits_are_not_finite_ends_as_corrupt)
 }
 END_TEST
 
+START_TEST(test_leg_whose_grammar_cannot_be_followed_ends_as_invalid)
+{
+    struct node_worker *n = world_worker("decode", NULL);
+    struct router_end *r = &n->routers[0];
+    leg_make(&leg, AGGREGATED, 1, 0, 20);
+    leg.sampling.max_tokens = 100;
+    router_sends_leg(r, &leg);
+    turns_until(tokens_of(r, 1).n == 2);
+    leg_on_end(n->w, LIST_FIRST(&n->w->legs)->seq, FINISH_STUCK); /* as the engine says it */
+    leg_flush(n->w);
+    check_end(r, 1, TD_ERR_INVALID,
+              "structured: the answer can't go on: the vocabulary has no token that may follow, or the grammar is too "
+              "ambiguous here");
+    ck_assert_double_eq(metrics_get(n->w->counters, WORKER_LEGS_BROKEN), 0);
+    check_quiet(n);
+    world_close();
+}
+END_TEST
+
 START_TEST(test_leg_that_goes_on_counts_positions_from_the_original_prompt)
 {
     struct node_worker *n = world_worker("decode", NULL);
@@ -630,6 +649,7 @@ int main(void)
     tcase_add_test(t, test_leg_sends_the_likeliest_tokens_and_the_scores_of_the_prompt);
     tcase_add_test(t, test_leg_takes_biases_of_tokens);
     tcase_add_test(t, test_leg_whose_logits_are_not_finite_ends_as_corrupt);
+    tcase_add_test(t, test_leg_whose_grammar_cannot_be_followed_ends_as_invalid);
     tcase_add_test(t, test_leg_that_goes_on_counts_positions_from_the_original_prompt);
     tcase_add_test(t, test_leg_id_in_use_is_refused_and_the_first_leg_goes_on);
     tcase_add_test(t, test_leg_can_be_cancelled_while_it_waits_for_pages);
