@@ -60,6 +60,8 @@ enum td_status grammar_compile(const struct grammar_vocab *vocab, enum grammar_k
                                struct grammar **out, struct td_error *error_out);
 struct grammar *grammar_ref(struct grammar *g); /* NULL gives NULL */
 void grammar_unref(struct grammar *g);          /* NULL is fine; the last one frees it */
+/* Memory that it takes now: the program, and what is kept of masks. */
+size_t grammar_bytes(struct grammar *g);
 
 /* ------------------------------------------------------------------- cursors */
 

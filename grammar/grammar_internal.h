@@ -81,6 +81,7 @@ enum { GR_STATES_MOST = 1 << 18 };
 /* program.c: adding states, from the end of a rule to its beginning. `next`: where it goes on. */
 void gr_program_init(struct gr_program *p);
 void gr_program_fini(struct gr_program *p);
+size_t gr_program_bytes(const struct gr_program *p);
 uint32_t gr_add(struct gr_program *p, struct gr_state s);
 uint32_t gr_bytes(struct gr_program *p, const struct gr_range *ranges, uint32_t n);
 uint32_t gr_byte(struct gr_program *p, uint8_t first, uint8_t last, uint32_t next);

@@ -748,6 +748,14 @@ enum td_status grammar_compile(const struct grammar_vocab *vocab, enum grammar_k
     return TD_OK;
 }
 
+size_t grammar_bytes(struct grammar *g)
+{
+    pthread_mutex_lock(&g->cache.lock);
+    size_t kept = g->cache.bytes;
+    pthread_mutex_unlock(&g->cache.lock);
+    return kept + gr_program_bytes(&g->program);
+}
+
 struct grammar *grammar_ref(struct grammar *g)
 {
     if (g)

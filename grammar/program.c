@@ -21,6 +21,13 @@ void gr_program_fini(struct gr_program *p)
     free(p->lists);
 }
 
+size_t gr_program_bytes(const struct gr_program *p)
+{
+    return p->cap_states * sizeof(*p->states) + p->cap_ranges * sizeof(*p->ranges) +
+           p->cap_repeats * sizeof(*p->repeats) + p->cap_objects * sizeof(*p->objects) +
+           p->cap_keys * sizeof(*p->keys) + p->cap_lists * sizeof(*p->lists);
+}
+
 uint32_t gr_add(struct gr_program *p, struct gr_state s)
 {
     if (p->n_states >= GR_STATES_MOST) {

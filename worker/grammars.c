@@ -8,6 +8,7 @@
 #include "model/tokenizer.h"
 
 enum { GRAMMARS_MOST = 64 };
+static const size_t BYTES_MOST = 256 << 20; /* of all that are kept; those of running sequences come on top */
 
 struct kept {
     struct grammar *grammar; /* NULL: the place is free */
@@ -98,6 +99,38 @@ static struct kept *find(struct grammars *g, uint32_t kind, const void *text, si
     return NULL;
 }
 
+/* The one that was not used for longest, but for `newest`; NULL: there is no other. *bytes_out: of all. */
+static struct kept *oldest_of(struct grammars *g, const struct kept *newest, size_t *bytes_out)
+{
+    struct kept *oldest = NULL;
+    *bytes_out = 0;
+    for (int i = 0; i < GRAMMARS_MOST; i++) {
+        struct kept *k = &g->kept[i];
+        if (!k->grammar)
+            continue;
+        *bytes_out += grammar_bytes(k->grammar);
+        if (k != newest && (!oldest || k->used < oldest->used))
+            oldest = k;
+    }
+    return oldest;
+}
+
+static void forget(struct kept *k)
+{
+    grammar_unref(k->grammar);
+    free(k->text);
+    *k = (struct kept){0};
+}
+
+size_t grammars_bytes(struct grammars *g)
+{
+    size_t bytes;
+    pthread_mutex_lock(&g->lock);
+    oldest_of(g, NULL, &bytes);
+    pthread_mutex_unlock(&g->lock);
+    return bytes;
+}
+
 /* Compiling is not under the lock. Two threads may compile the same text; one of the results is kept. */
 enum td_status grammars_get(struct grammars *g, uint32_t kind, const void *text, size_t len, struct grammar **out,
                             struct td_error *e)
@@ -118,9 +151,12 @@ enum td_status grammars_get(struct grammars *g, uint32_t kind, const void *text,
         return s;
     pthread_mutex_lock(&g->lock);
     if (!find(g, kind, text, len, &oldest)) {
-        grammar_unref(oldest->grammar);
-        free(oldest->text);
-        *oldest = (struct kept){grammar_ref(*out), kind, mem_dup(text, len), len, ++g->n_used};
+        struct kept *newest = oldest;
+        size_t bytes;
+        forget(newest);
+        *newest = (struct kept){grammar_ref(*out), kind, mem_dup(text, len), len, ++g->n_used};
+        while ((oldest = oldest_of(g, newest, &bytes)) && bytes > BYTES_MOST)
+            forget(oldest);
     }
     pthread_mutex_unlock(&g->lock);
     return TD_OK;

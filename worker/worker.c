@@ -281,6 +281,7 @@ static void send_load(struct worker *w)
     fill_progress(w, &l);
     pthread_mutex_unlock(&w->load_lock);
     metrics_gauge(w->counters, WORKER_SLOWER, (double)x.slower);
+    metrics_gauge(w->counters, WORKER_GRAMMAR_BYTES, (double)grammars_bytes(w->grammars));
     fill_unreached(w, unreached, unreached_list, &l);
     l.load_ms = loading.w[0];
     l.load_dram_ms = loading.w[1];

@@ -46,6 +46,7 @@
     X(WORKER_PAGES_HELD, METRIC_GAUGE, "tandem_worker_pages_held", "pages of running sequences")                       \
     X(WORKER_PAGES_LEASED, METRIC_GAUGE, "tandem_worker_pages_leased", "pages that a transfer may touch")              \
     X(WORKER_PAGES_QUARANTINED, METRIC_GAUGE, "tandem_worker_pages_quarantined", "pages in doubt")                     \
+    X(WORKER_GRAMMAR_BYTES, METRIC_GAUGE, "tandem_worker_grammar_bytes", "grammars kept for structured output")        \
     X(WORKER_SLOWER, METRIC_GAUGE, "tandem_worker_slower_connections", "by a slower way than --transports asks for")
 enum { METRICS_ENUM(WORKER_METRICS) };
 

@@ -141,5 +141,20 @@ def test_an_expression_that_is_too_ambiguous_costs_others_nothing():
         c.audit()
 
 
+@test
+def test_the_memory_of_kept_grammars_is_bounded():
+    metrics = f"127.0.0.1:{free_port()}"
+    with Cluster(prefill=0, decode=1, plan="aggregated", worker_args=["--metrics-listen", metrics]) as c:
+        client = Client(c.router.address)
+        kept = []
+        for i in range(60):
+            r = request(ids=[1, 2, 3], max_tokens=1, structured__regex=str(i) + "(((((([a-ce-gi-km-oq-su-w]x){6}){6}){6}){6}){6}){6}[0-9]{3}")
+            client.all(r, timeout=30 * SLOW)
+            kept.append(metric(metrics, "tandem_worker_grammar_bytes{}"))
+        wait_until(lambda: metric(metrics, "tandem_worker_grammar_bytes{}") > 100 << 20, 5, lambda: kept)
+        assert max(kept) < (256 + 16) << 20, kept
+        print(f"# at most {max(kept) / (1 << 20):.0f} MiB")
+
+
 if __name__ == "__main__":
     main()
