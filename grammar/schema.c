@@ -25,6 +25,7 @@
 
 enum { DEPTH_MOST = 64, NAME_BYTES_MOST = 1024 };
 static const size_t TEXT_BYTES_MOST = 256 << 10;
+static const uint64_t WORK_MOST = 1 << 18; /* less than a tenth of a second */
 
 /* A reference, and the rule that it leads to. */
 struct reference {
@@ -38,7 +39,8 @@ struct schema {
     json_t *root;
     struct reference *references;
     uint32_t n_references, cap_references, depth;
-    json_t *made; /* list of merged schemas, which live as long as this */
+    uint64_t n_work; /* of merging and comparing: spend() */
+    json_t *made;    /* list of merged schemas, which live as long as this */
     enum td_status status;
     struct td_error *e;
 };
@@ -63,6 +65,16 @@ __attribute__((format(printf, 3, 4))) static uint32_t schema_fail(struct schema 
 static uint32_t unsupported(struct schema *s, const char *what)
 {
     return schema_fail(s, TD_ERR_UNSUPPORTED, "%s is not supported", what);
+}
+
+/* Counts work that may grow faster than the text: merging what $ref and allOf lead to, again and again, and
+ * comparing each alternative with each. False: it is too much, and the schema has failed. */
+static bool spend(struct schema *s, uint64_t n)
+{
+    s->n_work += n;
+    if (s->n_work > WORK_MOST)
+        schema_fail(s, TD_ERR_NO_SPACE, "to merge its allOf and $ref, or to compare its oneOf, takes too much work");
+    return !s->status;
 }
 
 /* Keeps a schema that was made here. */
@@ -135,6 +147,7 @@ static bool check_keywords(struct schema *s, const json_t *schema)
 static json_t *resolve(struct schema *s, const char *pointer)
 {
     json_t *at = s->root;
+    spend(s, strlen(pointer) / 8);
     if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/'))
         return NULL;
     for (pointer += 1; at && *pointer;) {
@@ -157,6 +170,7 @@ static uint32_t rule_of_reference(struct schema *s, const char *pointer)
     json_t *target = resolve(s, pointer);
     if (!target)
         return schema_fail(s, TD_ERR_INVALID, "$ref '%.128s' leads to nothing", pointer);
+    spend(s, s->n_references);
     for (uint32_t i = 0; i < s->n_references; i++)
         if (s->references[i].target == target)
             return s->references[i].rule;
@@ -174,13 +188,32 @@ static bool is_open(const json_t *schema) /* it allows everything */
     return !schema || json_is_true(schema) || (json_is_object(schema) && !json_object_size(schema));
 }
 
-static json_t *both(json_t *a, json_t *b)
+/* Values in it, with itself. */
+static uint64_t weight(const json_t *a)
+{
+    uint64_t n = 1;
+    const char *name;
+    size_t i;
+    json_t *v;
+    json_object_foreach((json_t *)(uintptr_t)a, name, v) n += weight(v);
+    json_array_foreach((json_t *)(uintptr_t)a, i, v) n += weight(v);
+    return n;
+}
+
+static bool equal(struct schema *s, const json_t *a, const json_t *b)
+{
+    bool may_be = json_typeof(a) == json_typeof(b) && json_object_size(a) == json_object_size(b) &&
+                  json_array_size(a) == json_array_size(b);
+    return a == b || (may_be && spend(s, weight(a)) && json_equal(a, b));
+}
+
+static json_t *both(struct schema *s, json_t *a, json_t *b)
 {
     if (is_open(a) || is_open(b))
         return json_incref(is_open(a) ? (b ? b : json_true()) : a);
     if (json_is_false(a) || json_is_false(b))
         return json_false();
-    return json_equal(a, b) ? json_incref(a) : json_pack("{s:[O,O]}", "allOf", a, b);
+    return equal(s, a, b) ? json_incref(a) : json_pack("{s:[O,O]}", "allOf", a, b);
 }
 
 /* Whether a value of this type may have the type that is named. */
@@ -208,14 +241,16 @@ static json_t *both_types(const json_t *a, const json_t *b)
     return list;
 }
 
-static json_t *both_lists(json_t *a, json_t *b, bool is_union)
+static json_t *both_lists(struct schema *s, json_t *a, json_t *b, bool is_union)
 {
     json_t *list = is_union ? json_copy(a) : json_array(), *x, *y;
     size_t i, k;
+    if (!spend(s, (uint64_t)json_array_size(a) * json_array_size(b)))
+        return list;
     json_array_foreach(b, i, y)
     {
         bool is_there = false;
-        json_array_foreach(a, k, x) is_there |= json_equal(x, y);
+        json_array_foreach(a, k, x) is_there |= equal(s, x, y);
         if (is_there != is_union)
             json_array_append(list, y);
     }
@@ -229,35 +264,37 @@ static json_t *property_of(const json_t *schema, const char *name)
     return one ? one : json_object_get(schema, "additionalProperties");
 }
 
-static void merge_properties(json_t *to, json_t *a, json_t *b)
+static void merge_properties(struct schema *s, json_t *to, json_t *a, json_t *b)
 {
     json_t *all = json_object(), *v;
     const char *name;
+    spend(s, json_object_size(json_object_get(a, "properties")) + json_object_size(json_object_get(b, "properties")));
     json_object_foreach(json_object_get(a, "properties"), name, v)
-        json_object_set_new(all, name, both(v, property_of(b, name)));
+        json_object_set_new(all, name, both(s, v, property_of(b, name)));
     json_object_foreach(json_object_get(b, "properties"), name, v) if (!json_object_get(all, name))
-        json_object_set_new(all, name, both(v, property_of(a, name)));
+        json_object_set_new(all, name, both(s, v, property_of(a, name)));
     json_object_set_new(to, "properties", all);
-    json_object_set_new(to, "additionalProperties",
-                        both(json_object_get(a, "additionalProperties"), json_object_get(b, "additionalProperties")));
+    json_object_set_new(
+        to, "additionalProperties",
+        both(s, json_object_get(a, "additionalProperties"), json_object_get(b, "additionalProperties")));
 }
 
 static const char *const LEAST[] = {"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"};
 static const char *const MOST[] = {"maximum", "exclusiveMaximum", "maxLength", "maxItems"};
 
 /* One keyword that both have, with different values. NULL: they do not merge. */
-static json_t *merge_keyword(const char *name, json_t *a, json_t *b)
+static json_t *merge_keyword(struct schema *s, const char *name, json_t *a, json_t *b)
 {
-    if (json_equal(a, b))
+    if (equal(s, a, b))
         return json_incref(a);
     if (!strcmp(name, "type"))
         return both_types(a, b);
     if (!strcmp(name, "enum"))
-        return both_lists(a, b, false);
+        return both_lists(s, a, b, false);
     if (!strcmp(name, "required"))
-        return both_lists(a, b, true);
+        return both_lists(s, a, b, true);
     if (!strcmp(name, "items"))
-        return both(a, b);
+        return both(s, a, b);
     if (IS_AMONG(name, LEAST) && json_is_number(a) && json_is_number(b))
         return json_incref(json_number_value(a) > json_number_value(b) ? a : b);
     if (IS_AMONG(name, MOST) && json_is_number(a) && json_is_number(b))
@@ -271,11 +308,12 @@ static json_t *merge(struct schema *s, json_t *a, json_t *b)
     const char *name;
     json_t *to, *v;
     if (!json_is_object(a) || !json_is_object(b))
-        return both(a, b);
+        return both(s, a, b);
+    spend(s, 1 + json_object_size(a) + json_object_size(b));
     to = json_copy(a);
     json_object_foreach(b, name, v)
     {
-        json_t *mine = json_object_get(a, name), *one = mine ? merge_keyword(name, mine, v) : json_incref(v);
+        json_t *mine = json_object_get(a, name), *one = mine ? merge_keyword(s, name, mine, v) : json_incref(v);
         bool is_later = !strcmp(name, "properties") || !strcmp(name, "additionalProperties");
         if (one)
             json_object_set_new(to, name, one);
@@ -283,7 +321,7 @@ static json_t *merge(struct schema *s, json_t *a, json_t *b)
             schema_fail(s, TD_ERR_UNSUPPORTED, "%s twice, in allOf or beside $ref, is not supported", name);
     }
     if (json_object_get(to, "properties") || json_object_get(to, "additionalProperties"))
-        merge_properties(to, a, b);
+        merge_properties(s, to, a, b);
     return to;
 }
 
@@ -293,7 +331,7 @@ static json_t *flatten(struct schema *s, json_t *schema, uint32_t depth)
     json_t *parts = json_object_get(schema, "allOf"), *part, *all;
     const char *pointer = json_string_value(json_object_get(schema, "$ref"));
     size_t i;
-    if (!parts && !pointer)
+    if ((!parts && !pointer) || !spend(s, 1))
         return schema;
     if (depth > DEPTH_MOST) {
         schema_fail(s, TD_ERR_UNSUPPORTED, "$ref or allOf within itself");
@@ -415,9 +453,12 @@ static uint32_t rule_of_values(struct schema *s, const json_t *schema, json_t *v
 
 /* ------------------------------------------------------------------ alternatives */
 
-/* Whether no value can be of both: they have other types, or a required property with other constants. */
-static bool are_apart(struct schema *s, json_t *a, json_t *b)
+/* Whether no value can be of both: they have other types, or a required property with other constants.
+ * depth: of the properties that were gone through. */
+static bool are_apart(struct schema *s, json_t *a, json_t *b, uint32_t depth)
 {
+    if (depth > DEPTH_MOST || !spend(s, 1))
+        return false;
     json_t *x = flatten(s, a, 0), *y = flatten(s, b, 0), *types, *v, *values;
     const char *name;
     size_t i;
@@ -428,10 +469,10 @@ static bool are_apart(struct schema *s, json_t *a, json_t *b)
     is_apart = !json_array_size(types);
     json_decref(types);
     json_t *one = json_object_get(x, "const"), *other = json_object_get(y, "const");
-    if (one && other && !json_equal(one, other))
+    if (one && other && !equal(s, one, other))
         return true;
     if ((values = json_object_get(x, "enum")) && json_object_get(y, "enum")) {
-        json_t *shared = both_lists(values, json_object_get(y, "enum"), false);
+        json_t *shared = both_lists(s, values, json_object_get(y, "enum"), false);
         is_apart |= !json_array_size(shared);
         json_decref(shared);
     }
@@ -441,10 +482,11 @@ static bool are_apart(struct schema *s, json_t *a, json_t *b)
         json_t *w;
         name = json_string_value(v);
         json_array_foreach(json_object_get(y, "required"), k,
-                           w) if (name && json_equal(v, w) && json_object_get(json_object_get(x, "properties"), name) &&
+                           w) if (name && spend(s, 1) && json_equal(v, w) &&
+                                  json_object_get(json_object_get(x, "properties"), name) &&
                                   json_object_get(json_object_get(y, "properties"), name)) is_apart |=
             are_apart(s, json_object_get(json_object_get(x, "properties"), name),
-                      json_object_get(json_object_get(y, "properties"), name));
+                      json_object_get(json_object_get(y, "properties"), name), depth + 1);
     }
     return is_apart;
 }
@@ -458,8 +500,8 @@ static uint32_t rule_of_alternatives(struct schema *s, json_t *schema, const cha
     json_object_del(rest, keyword);
     json_array_foreach(list, i, v)
     {
-        for (k = 0; is_one_of && k < i && (w = json_array_get(list, k)); k++)
-            if (!are_apart(s, v, w))
+        for (k = 0; is_one_of && k < i && !s->status && (w = json_array_get(list, k)); k++)
+            if (!are_apart(s, v, w, 0))
                 unsupported(s, "oneOf of alternatives that may both hold");
         json_t *one = is_alone(schema, keyword) ? v : keep(s, merge(s, rest, flatten(s, v, 0)));
         if (!s->status && !json_is_false(one))

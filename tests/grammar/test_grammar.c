@@ -2,6 +2,7 @@
  * Grammars: what each kind accepts and refuses, what is refused at compilation, by name, and that a mask has
  * exactly the tokens that the cursor would take.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -286,6 +287,11 @@ static const struct {
     {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"a(\"}", "pattern"},
     {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":1}]}", "oneOf"},
     {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}", "'a'"},
+    {GRAMMAR_SCHEMA, /* each asks for a property that is like itself */
+     "{\"$defs\":{\"a\":{\"required\":[\"x\"],\"properties\":{\"x\":{\"$ref\":\"#/$defs/"
+     "a\"}}},\"b\":{\"required\":[\"x\"],"
+     "\"properties\":{\"x\":{\"$ref\":\"#/$defs/b\"}}}},\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/b\"}]}",
+     "oneOf"},
 };
 
 START_TEST(test_grammar_refuses_by_name)
@@ -364,6 +370,51 @@ START_TEST(test_grammar_that_is_too_ambiguous_costs_little)
 }
 END_TEST
 
+/* A schema of n parts: in `each`, % is the part's number, @ the next one's. */
+static void write_parts(struct bytes *b, const char *first, const char *each, int n, const char *last)
+{
+    char number[16];
+    bytes_append(b, first, strlen(first));
+    for (int i = 0; i < n; i++)
+        for (const char *c = each; *c; c++) {
+            snprintf(number, sizeof(number), "%d", *c == '@' ? i + 1 : i);
+            if (*c == '@' || *c == '%')
+                bytes_append(b, number, strlen(number));
+            else
+                bytes_append(b, c, 1);
+        }
+    bytes_append(b, last, strlen(last));
+}
+
+static const struct {
+    const char *first, *each, *last;
+    int n;
+} LARGE[] = {
+    {"{\"$ref\":\"#/$defs/a0\",\"$defs\":{",
+     "\"a%\":{\"allOf\":[{\"$ref\":\"#/$defs/a@\"},{\"$ref\":\"#/$defs/a@\"}]},", "\"a30\":{}}}", 30},
+    {"{\"oneOf\":[{\"$ref\":\"#/$defs/a0\"},{\"$ref\":\"#/$defs/a0\"}],\"$defs\":{",
+     "\"a%\":{\"required\":[\"x\",\"y\"],\"properties\":{\"x\":{\"$ref\":\"#/$defs/a@\"},\"y\":{\"$ref\":\"#/$defs/"
+     "a@\"}}},",
+     "\"a30\":{}}}", 30},
+    {"{\"oneOf\":[", "{\"const\":%},", "{\"const\":true}]}", 12000},
+};
+enum { N_LARGE = sizeof(LARGE) / sizeof(LARGE[0]) };
+
+START_TEST(test_grammar_of_a_schema_that_grows_when_it_is_merged_is_refused_soon)
+{
+    struct bytes text = {0};
+    struct grammar *g = NULL;
+    struct td_error e = {{0}};
+    write_parts(&text, LARGE[_i].first, LARGE[_i].each, LARGE[_i].n, LARGE[_i].last);
+    clock_t began = clock();
+    enum td_status s = grammar_compile(vocab, GRAMMAR_SCHEMA, (const char *)text.data, text.len, &g, &e);
+    double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
+    ck_assert_msg(s < 0, "%d", s);
+    ck_assert_msg(seconds < MOST_S, "%.1f s: %s", seconds, e.text);
+    bytes_free(&text);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("grammar");
@@ -374,6 +425,7 @@ int main(void)
     tcase_add_loop_test(tc, test_grammar_masks_have_the_tokens_that_are_taken, 0, N_LANGUAGES);
     tcase_add_loop_test(tc, test_grammar_refuses_by_name, 0, (int)(sizeof(REFUSED) / sizeof(REFUSED[0])));
     tcase_add_loop_test(tc, test_grammar_that_is_too_ambiguous_costs_little, 0, N_HOSTILE);
+    tcase_add_loop_test(tc, test_grammar_of_a_schema_that_grows_when_it_is_merged_is_refused_soon, 0, N_LARGE);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }
