@@ -260,7 +260,7 @@ void gr_step(const struct gr_program *p, const struct gr_places *from, uint8_t b
 
 /* --------------------------------------------------------------------- checks */
 
-static const uint64_t CHECK_UNITS_MOST = 1 << 25; /* work of all checks of a program */
+static const uint64_t CHECK_UNITS_MOST = 1 << 23; /* work of all checks of a program */
 
 static enum td_status check_rule(const struct gr_program *p, uint32_t rule, uint64_t *n_units, struct td_error *e)
 {

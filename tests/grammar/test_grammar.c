@@ -390,6 +390,8 @@ static const struct {
     const char *first, *each, *last;
     int n;
 } LARGE[] = {
+    {"{\"pattern\":\"", "a|", "a\"}", 120000}, /* each was a call within a call */
+    {"{\"pattern\":\"", "\\\\p{L}", "\"}", 1000},
     {"{\"$ref\":\"#/$defs/a0\",\"$defs\":{",
      "\"a%\":{\"allOf\":[{\"$ref\":\"#/$defs/a@\"},{\"$ref\":\"#/$defs/a@\"}]},", "\"a30\":{}}}", 30},
     {"{\"oneOf\":[{\"$ref\":\"#/$defs/a0\"},{\"$ref\":\"#/$defs/a0\"}],\"$defs\":{",
