@@ -70,7 +70,8 @@ struct grammar_cursor *grammar_cursor_open(struct grammar *g); /* keeps a refere
 struct grammar_cursor *grammar_cursor_copy(const struct grammar_cursor *c);
 void grammar_cursor_close(struct grammar_cursor *c); /* NULL is fine */
 /* Goes over a token, or over bytes. False: they are not allowed here; the cursor is at no place from then
- * on. */
+ * on. Of a very ambiguous grammar only some places are followed (places.c), so then it may also mean that the
+ * way to go on was not among them. */
 bool grammar_cursor_take(struct grammar_cursor *c, uint32_t token);
 bool grammar_cursor_take_bytes(struct grammar_cursor *c, const char *bytes, size_t len);
 bool grammar_cursor_may_end(const struct grammar_cursor *c); /* the answer is complete here */

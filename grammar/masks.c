@@ -25,9 +25,9 @@
 enum { GOES_ON = 1, MAY_END = 2, LOOPS = 4 };
 static const uint32_t UNKNOWN = UINT32_MAX - 1, DEAD = UINT32_MAX;
 static const size_t CACHE_BYTES_MOST = 16 << 20;
-/* Most work of a mask: so many walks over the whole trie, and so many frames that are compared or copied
- * (gr_places.n_units), each of which counts as NODES_A_UNIT nodes. 1,000 schemas of all kinds, with a
- * vocabulary of 128,000 tokens, took at most 6 walks and 6,309 frames. */
+/* A mask may take at most WALKS_MOST walks over the whole trie and FRAMES_MOST frames that are compared or
+ * copied (gr_places.n_units), together: a frame counts as NODES_A_UNIT nodes of the trie. 1,000 schemas of
+ * all kinds, with a vocabulary of 128,000 tokens, took at most 6 walks and 6,309 frames. */
 enum { WALKS_MOST = 16, FRAMES_MOST = 1 << 18, NODES_A_UNIT = 16 };
 
 struct mask_part {
@@ -619,21 +619,22 @@ bool grammar_cursor_mask(struct grammar_cursor *c, uint32_t *words)
 {
     struct grammar *g = c->g;
     uint32_t n_words = grammar_mask_words(g->vocab);
+    const struct mask_part *parts[GR_STACKS_MOST];
+    uint32_t bases[GR_STACKS_MOST];
     uint64_t n_nodes = 0;
     memset(words, 0, n_words * sizeof(*words));
     lock_caches(g);
     for (uint32_t i = 0; i < c->now.n_stacks && n_nodes <= g->cache.most; i++) {
         struct cut at = cut(g, c->now.frames + c->now.stacks[i].at, c->now.stacks[i].n);
-        n_nodes += part_of(at.cache, at.local)->n_nodes;
+        parts[i] = part_of(at.cache, at.local);
+        bases[i] = at.base;
+        n_nodes += parts[i]->n_nodes;
     }
     begin_walk(&g->cache);
     g->cache.n_nodes = n_nodes;
     for (uint32_t i = 0; i < c->now.n_stacks && !is_too_much(&g->cache); i++) {
-        const struct gr_frame *stack = c->now.frames + c->now.stacks[i].at;
-        struct cut at = cut(g, stack, c->now.stacks[i].n);
-        const struct mask_part *p = part_of(at.cache, at.local);
-        add_part(p, n_words, words);
-        walk_up(g, stack, at.base, p->exits, p->n_exits, words);
+        add_part(parts[i], n_words, words);
+        walk_up(g, c->now.frames + c->now.stacks[i].at, bases[i], parts[i]->exits, parts[i]->n_exits, words);
     }
     bool is_whole = !is_too_much(&g->cache);
     unlock_caches(g);

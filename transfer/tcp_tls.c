@@ -13,7 +13,7 @@
 static const unsigned char AES_256_GCM_SHA384[] = {0x13, 0x02};
 static const char KEY_LABEL[] = "tandem-kv-key-1", IDENTITY_LABEL[] = "tandem-kv-identity-1";
 enum { READ_BYTES = 128 << 10 }; /* most of a read from the socket: eight records */
-enum { WRITE_BYTES = 64 << 10 }; /* records are collected until they are so many bytes, or until a flush */
+enum { WRITE_BYTES = 64 << 10 }; /* a connection collects 64 KiB of records, or less until a flush */
 
 struct tcp_tls {
     SSL_CTX *context;

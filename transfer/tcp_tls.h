@@ -37,10 +37,11 @@ void tcp_tls_end(struct tcp_tls_conn *c); /* says goodbye if it can; NULL is fin
  * bytes are sent again.
  */
 ssize_t tcp_tls_send(struct tcp_tls_conn *c, const void *data, size_t n_bytes);
-/* Gives the socket what was sent. Until then up to 64 KiB are kept, because a call into the kernel for each
- * record of 16 KiB costs a fifth of the speed. False: errno as above; after EAGAIN it is called again. */
-bool tcp_tls_flush(struct tcp_tls_conn *c);
 ssize_t tcp_tls_receive(struct tcp_tls_conn *c, void *data, size_t n_bytes);
+/* Gives the socket the records that tcp_tls_send has made. Until then it keeps up to 64 KiB of them, because
+ * a call into the kernel for each record of 16 KiB costs a fifth of the speed. False: errno as above; after
+ * EAGAIN it is called again. */
+bool tcp_tls_flush(struct tcp_tls_conn *c);
 bool tcp_tls_wants_read(const struct tcp_tls_conn *c);
 /* Received bytes lie here, of which the descriptor does not tell; perhaps only a part of a record. */
 bool tcp_tls_has_more(const struct tcp_tls_conn *c);

@@ -8,7 +8,7 @@
 #include "model/tokenizer.h"
 
 enum { GRAMMARS_MOST = 64 };
-static const size_t BYTES_MOST = 256 << 20; /* of all that are kept; those of running sequences come on top */
+static const size_t BYTES_MOST = 256 << 20; /* of the grammars that are kept; running sequences may hold others */
 
 struct kept {
     struct grammar *grammar; /* NULL: the place is free */

@@ -322,7 +322,7 @@ static const struct {
 enum { N_HOSTILE = sizeof(HOSTILE) / sizeof(HOSTILE[0]), N_WORDS = 30000, STEPS = 60 };
 static const double MOST_S = 3;
 
-/* Words of few letters, all of which go on in most of these texts. */
+/* A vocabulary of words of a few letters: most of these grammars allow most of its words. */
 static void letters(void *user, uint32_t id, const char **bytes, size_t *len)
 {
     static char word[12];

@@ -395,7 +395,20 @@ START_TEST(test_leg_takes_biases_of_tokens)
 }
 END_TEST
 
-START_TEST(test_leg_whose_logits_are_not_finite_ends_as_corrupt)
+static const struct {
+    enum seq_finish finish; /* as the engine says it */
+    enum td_status status;
+    const char *text;
+    double n_broken;
+} BREAKS[] = {
+    {FINISH_BROKEN, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken", 1},
+    {FINISH_STUCK, TD_ERR_INVALID,
+     "structured: the answer can't go on: the vocabulary has no token that may follow, or the grammar is too ambiguous "
+     "here",
+     0},
+};
+
+START_TEST(test_leg_that_no_worker_could_go_on_with_ends_with_an_error)
 {
     struct node_worker *n = world_worker("decode", NULL);
     struct router_end *r = &n->routers[0];
@@ -404,29 +417,10 @@ START_TEST(test_leg_whose_logits_are_not_finite_ends_as_corrupt)
     leg.sampling.max_tokens = 100;
     router_sends_leg(r, &leg);
     turns_until(tokens_of(r, 1).n == 2);
-    leg_on_end(n->w, LIST_FIRST(&n->w->legs)->seq, FINISH_BROKEN); /* as the engine says it */
+    leg_on_end(n->w, LIST_FIRST(&n->w->legs)->seq, BREAKS[_i].finish);
     leg_flush(n->w);
-    check_end(r, 1, TD_ERR_CORRUPT, "the model's logits are not finite: its weights, or the device, are broken");
-    ck_assert_double_eq(metrics_get(n->w->counters, WORKER_LEGS_BROKEN), 1);
-    check_quiet(n);
-    world_close();
-}
-END_TEST
-
-START_TEST(test_leg_whose_grammar_cannot_be_followed_ends_as_invalid)
-{
-    struct node_worker *n = world_worker("decode", NULL);
-    struct router_end *r = &n->routers[0];
-    leg_make(&leg, AGGREGATED, 1, 0, 20);
-    leg.sampling.max_tokens = 100;
-    router_sends_leg(r, &leg);
-    turns_until(tokens_of(r, 1).n == 2);
-    leg_on_end(n->w, LIST_FIRST(&n->w->legs)->seq, FINISH_STUCK); /* as the engine says it */
-    leg_flush(n->w);
-    check_end(r, 1, TD_ERR_INVALID,
-              "structured: the answer can't go on: the vocabulary has no token that may follow, or the grammar is too "
-              "ambiguous here");
-    ck_assert_double_eq(metrics_get(n->w->counters, WORKER_LEGS_BROKEN), 0);
+    check_end(r, 1, BREAKS[_i].status, BREAKS[_i].text);
+    ck_assert_double_eq(metrics_get(n->w->counters, WORKER_LEGS_BROKEN), BREAKS[_i].n_broken);
     check_quiet(n);
     world_close();
 }
@@ -648,8 +642,7 @@ int main(void)
     tcase_add_test(t, test_leg_tokens_of_one_step_share_a_message_for_each_router);
     tcase_add_test(t, test_leg_sends_the_likeliest_tokens_and_the_scores_of_the_prompt);
     tcase_add_test(t, test_leg_takes_biases_of_tokens);
-    tcase_add_test(t, test_leg_whose_logits_are_not_finite_ends_as_corrupt);
-    tcase_add_test(t, test_leg_whose_grammar_cannot_be_followed_ends_as_invalid);
+    tcase_add_loop_test(t, test_leg_that_no_worker_could_go_on_with_ends_with_an_error, 0, 2);
     tcase_add_test(t, test_leg_that_goes_on_counts_positions_from_the_original_prompt);
     tcase_add_test(t, test_leg_id_in_use_is_refused_and_the_first_leg_goes_on);
     tcase_add_test(t, test_leg_can_be_cancelled_while_it_waits_for_pages);
