@@ -243,11 +243,14 @@ void mem_return_freed(uint64_t now_ns)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static size_t least; /* the least that was unused since memory was returned */
     static uint64_t returned_ns;
+    static bool once_more;            /* for what a flood still held when its memory was returned */
     if (pthread_mutex_trylock(&lock)) /* several servers of one process */
         return;
     size_t unused = unused_bytes();
-    if (!returned_ns || (unused > least + RETURN_LEAST && now_ns - returned_ns > RETURN_EVERY_NS)) {
+    bool grew = unused > least + RETURN_LEAST;
+    if (!returned_ns || ((grew || once_more) && now_ns - returned_ns > RETURN_EVERY_NS)) {
         malloc_trim(0);
+        once_more = grew;
         least = unused_bytes();
         returned_ns = now_ns;
     }

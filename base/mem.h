@@ -57,7 +57,8 @@ enum td_status file_read(const char *path, size_t max_bytes, char **out, size_t 
 
 /*
  * Returns freed memory to the system if the process has much more than it uses, compared with the last time,
- * at most every ten seconds.
+ * at most every ten seconds, and once more ten seconds later: at the first time part of a flood is still in
+ * use.
  * The allocator keeps the memory of a hundred thousand small objects because some object at its end is in
  * use. Call it once a second from a thread that has nothing urgent to do: it takes the allocator's locks, for
  * some milliseconds after a flood. now_ns: by any clock, always the same one.

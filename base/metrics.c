@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "base/host_port.h"
 #include "base/list.h"
 
 /* Upper bounds of the duration histogram in nanoseconds: 100 us to 100 s, three per decade. */
@@ -235,22 +236,32 @@ static enum MHD_Result answer(void *user, struct MHD_Connection *c, const char *
     return result;
 }
 
+/* NULL: the host has no address of this family. */
+static struct addrinfo *resolve(const char *host, const char *port, int family)
+{
+    struct addrinfo hints = {.ai_family = family, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE};
+    struct addrinfo *list = NULL;
+    return getaddrinfo(*host ? host : NULL, port, &hints, &list) ? NULL : list;
+}
+
 enum td_status metrics_http_open(struct metrics *m, const char *listen, struct metrics_http **out, char address_out[64],
                                  struct td_error *error_out)
 {
-    const char *colon = strrchr(listen, ':');
-    char host[256] = "";
-    if (!colon || (size_t)(colon - listen) >= sizeof(host))
+    const char *port;
+    char host[HOST_BYTES];
+    if (host_port_split(listen, host, &port, NULL))
         return td_fail(error_out, TD_ERR_INVALID, "metrics address '%s' is not HOST:PORT", listen);
-    memcpy(host, listen, (size_t)(colon - listen));
-    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM}, *list = NULL;
-    if (getaddrinfo(host, colon + 1, &hints, &list))
+    struct addrinfo *list = resolve(host, port, AF_INET);
+    if (!list)
+        list = resolve(host, port, AF_INET6);
+    if (!list)
         return td_fail(error_out, TD_ERR_INVALID, "metrics address '%s' can't be resolved", listen);
     struct metrics_http *h = mem_zalloc(sizeof(*h));
     h->metrics = m;
     TAILQ_INIT(&h->scrapers);
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | (list->ai_family == AF_INET6 ? MHD_USE_IPv6 : 0);
     h->daemon =
-        MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, list->ai_addr,
+        MHD_start_daemon(flags, 0, NULL, NULL, answer, h, MHD_OPTION_SOCK_ADDR, list->ai_addr,
                          MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)SCRAPER_IDLE_S, MHD_OPTION_CONNECTION_LIMIT,
                          (unsigned)SCRAPERS_MAX, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_END);
     freeaddrinfo(list);
@@ -259,7 +270,8 @@ enum td_status metrics_http_open(struct metrics *m, const char *listen, struct m
         return td_fail(error_out, TD_ERR_IO, "metrics address '%s' can't be listened on", listen);
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    snprintf(address_out, 64, "%.50s:%u", host, info ? info->port : 0);
+    snprintf(address_out, 64, "%.*s:%u", (int)(port - listen) - 1 < 50 ? (int)(port - listen) - 1 : 50, listen,
+             info ? info->port : 0);
     *out = h;
     return TD_OK;
 }

@@ -60,8 +60,8 @@ uint64_t metrics_get(const struct metrics_set *s, uint32_t id);
 /* Appends all metrics to out. */
 void metrics_render(struct metrics *m, struct bytes *out);
 
-/* Serves GET /metrics over HTTP on "HOST:PORT" (port 0 picks one). address_out is the address, with its
- * port. */
+/* Serves GET /metrics over HTTP on "HOST:PORT" (port 0 picks one; of a name with addresses of both kinds,
+ * that of IPv4). address_out is the address, with its port. */
 struct metrics_http;
 enum td_status metrics_http_open(struct metrics *m, const char *listen, struct metrics_http **out, char address_out[64],
                                  struct td_error *error_out);

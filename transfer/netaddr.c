@@ -10,29 +10,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { HOST_BYTES = 256 };
-
-/* Copies the part before the port, without brackets. */
-static enum td_status host_of(const char *text, char host[HOST_BYTES], const char **port_out,
-                              struct td_error *error_out)
-{
-    const char *colon = strrchr(text, ':');
-    if (!colon || !colon[1] || (size_t)(colon - text) >= HOST_BYTES)
-        return td_fail(error_out, TD_ERR_INVALID, "address %.200s: expected HOST:PORT", text);
-    size_t n = (size_t)(colon - text);
-    bool bracketed = n >= 2 && text[0] == '[' && text[n - 1] == ']';
-    memcpy(host, text + bracketed, n - 2u * bracketed);
-    host[n - 2u * bracketed] = 0;
-    *port_out = colon + 1;
-    return TD_OK;
-}
+#include "base/host_port.h"
 
 bool netaddr_is_numeric(const char *text)
 {
     char host[HOST_BYTES];
     const char *port;
     struct in6_addr ignored;
-    return !host_of(text, host, &port, NULL) &&
+    return !host_port_split(text, host, &port, NULL) &&
            (!host[0] || inet_pton(AF_INET, host, &ignored) == 1 || inet_pton(AF_INET6, host, &ignored) == 1);
 }
 
@@ -41,7 +26,7 @@ enum td_status netaddr_resolve_nth(const char *text, uint32_t nth, struct sockad
 {
     char host[HOST_BYTES];
     const char *port;
-    enum td_status s = host_of(text, host, &port, error_out);
+    enum td_status s = host_port_split(text, host, &port, error_out);
     if (s)
         return s;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | AI_PASSIVE};

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/host_port.h"
 #include "base/list.h"
 #include "base/mem.h"
 #include "base/process.h"
@@ -719,26 +720,20 @@ static enum td_status bind_host(struct rpc_door *d, const char *host, const char
 
 static enum td_status bind_all(struct rpc_door *d, struct td_error *e)
 {
-    const char *listen = d->config.listen, *colon = strrchr(listen, ':');
-    char host[256];
+    const char *listen = d->config.listen, *port;
+    char host[HOST_BYTES];
     struct bytes address = {0};
     if (!strncmp(listen, "unix:", 5)) {
         d->address = mem_strdup(listen);
         return bind_unix(d, listen + 5, e);
     }
-    if (!colon || (size_t)(colon - listen) >= sizeof(host))
+    if (host_port_split(listen, host, &port, NULL))
         return td_fail(e, TD_ERR_INVALID, "listen: %s is neither HOST:PORT nor unix:/path", listen);
-    snprintf(host, sizeof(host), "%.*s", (int)(colon - listen), listen);
-    size_t n = strlen(host);
-    bool is_any = !n || !strcmp(host, "*");
-    if (n > 2 && host[0] == '[' && host[n - 1] == ']') {
-        memmove(host, host + 1, n - 2);
-        host[n - 2] = 0;
-    }
-    enum td_status s = bind_host(d, is_any ? "" : host, colon + 1, e);
+    bool is_any = !*host || !strcmp(host, "*");
+    enum td_status s = bind_host(d, is_any ? "" : host, port, e);
     if (s)
         return s;
-    bytes_printf(&address, "%.*s:%u", is_any ? 4 : (int)(colon - listen), is_any ? "[::]" : listen,
+    bytes_printf(&address, "%.*s:%u", is_any ? 4 : (int)(port - listen) - 1, is_any ? "[::]" : listen,
                  ntohs(port_of(d->listeners[0])));
     d->address = address.data;
     return TD_OK;

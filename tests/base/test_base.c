@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <math.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -446,6 +448,50 @@ START_TEST(test_metrics_render_prometheus_text)
 }
 END_TEST
 
+/* Connects to the port of an address that metrics are served at, by the host given, and asks for them. */
+static bool metrics_come(const char *address, int family, const char *host)
+{
+    struct addrinfo hints = {.ai_family = family, .ai_socktype = SOCK_STREAM}, *at = NULL;
+    const char ask[] = "GET /metrics HTTP/1.0\r\n\r\n";
+    char got[16] = "";
+    ck_assert_int_eq(getaddrinfo(host, strrchr(address, ':') + 1, &hints, &at), 0);
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool is_fine = fd >= 0 && !connect(fd, at->ai_addr, at->ai_addrlen) &&
+                   send(fd, ask, sizeof(ask) - 1, MSG_NOSIGNAL) > 0 && recv(fd, got, 12, MSG_WAITALL) == 12;
+    close(fd);
+    freeaddrinfo(at);
+    return is_fine && !strcmp(got + 8, " 200");
+}
+
+START_TEST(test_metrics_are_served_at)
+{
+    static const struct {
+        const char *listen, *told, *host;
+        int family;
+    } CASES[] = {
+        {"127.0.0.1:0", "127.0.0.1:", "127.0.0.1", AF_INET},
+        {"localhost:0", "localhost:", "127.0.0.1", AF_INET}, /* it has both, in many a hosts file */
+        {":0", ":", "127.0.0.1", AF_INET},
+        {"[::1]:0", "[::1]:", "::1", AF_INET6},
+    };
+    struct metrics *m = metrics_open();
+    struct metrics_http *h;
+    struct td_error e;
+    char address[64];
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        if (CASES[i].family == AF_INET6 && access("/proc/net/if_inet6", F_OK))
+            continue;
+        ck_assert_msg(metrics_http_open(m, CASES[i].listen, &h, address, &e) == TD_OK, "%s", e.text);
+        ck_assert_msg(!strncmp(address, CASES[i].told, strlen(CASES[i].told)), "%s", address);
+        ck_assert_msg(metrics_come(address, CASES[i].family, CASES[i].host), "%s", CASES[i].listen);
+        metrics_http_close(h);
+    }
+    ck_assert_int_eq(metrics_http_open(m, "::1", &h, address, &e), TD_ERR_INVALID); /* host ":", port "1" */
+    ck_assert_int_eq(metrics_http_open(m, "9100", &h, address, &e), TD_ERR_INVALID);
+    metrics_close(m);
+}
+END_TEST
+
 START_TEST(test_random_at_is_repeatable_and_even)
 {
     double sum = 0;
@@ -496,6 +542,29 @@ START_TEST(test_freed_memory_returns_also_if_it_came_and_went_between_two_calls)
         ck_assert_uint_lt(resident_bytes(), before + (32 << 20));
         free(last);
     }
+}
+END_TEST
+
+START_TEST(test_memory_that_is_freed_after_some_was_returned_is_returned)
+{
+    enum { N = 2000, LEFT = 400, BYTES = 65536 }; /* what is freed later is less than 32 MiB */
+    static void *held[N];
+    if (getenv("TANDEM_SANITIZE")) /* their allocators keep what was freed */
+        return;
+    mem_return_freed(1);
+    size_t before = resident_bytes();
+    for (int k = 0; k < N; k++)
+        held[k] = memset(mem_zalloc(BYTES), 1, BYTES);
+    void *last = mem_zalloc(BYTES); /* without it the allocator would return all by itself */
+    for (int k = LEFT; k < N; k++)
+        free(held[k]);
+    mem_return_freed(1 + 11000000000ull);
+    for (int k = 0; k < LEFT; k++)
+        free(held[k]);
+    ck_assert_uint_gt(resident_bytes(), before + LEFT * BYTES / 2);
+    mem_return_freed(1 + 2 * 11000000000ull);
+    ck_assert_uint_lt(resident_bytes(), before + LEFT * BYTES / 2);
+    free(last);
 }
 END_TEST
 
@@ -925,9 +994,11 @@ int main(void)
     tcase_add_test(t, test_options_addresses_need_no_port_where_help_says_so);
     tcase_add_test(t, test_options_say_why_a_config_file_cannot_be_read);
     tcase_add_test(t, test_metrics_render_prometheus_text);
+    tcase_add_test(t, test_metrics_are_served_at);
     tcase_add_test(t, test_random_at_is_repeatable_and_even);
     tcase_add_test(t, test_file_read_refuses_what_is_too_large);
     tcase_add_test(t, test_freed_memory_returns_also_if_it_came_and_went_between_two_calls);
+    tcase_add_test(t, test_memory_that_is_freed_after_some_was_returned_is_returned);
     tcase_add_test(t, test_faults_happen_as_often_as_the_script_says_and_repeat);
     tcase_add_test(t, test_faults_script_that_makes_no_sense_is_refused_by_its_word);
     tcase_add_test(t, test_faults_of_a_disk_that_is_full_meet_puts_deletes_and_flushes);

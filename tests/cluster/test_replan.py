@@ -199,6 +199,8 @@ def test_a_worker_that_drains_gets_nothing_more_and_finishes_what_it_has():
         wait_until(lambda: [n for n, _ in running()] in ([1, 3], [2, 2]), 5, lambda: str(running()))
         drains, stays = (c[name] for _, name in running())
         drains.child.terminate()  # it has room, but takes no new work, and finishes what it has
+        state = lambda: next(w["state"] for w in c.status()["workers"] if w["name"] == drains.name)
+        wait_until(lambda: state() == "draining", 5, state)
         stays.misbehave("")
         got = Flight(c.router.address, [story(i, 20) for i in range(12)]).join()
         assert all(a.code == "OK" for a in got), [(a.code, a.why) for a in got]
