@@ -73,8 +73,16 @@ struct rpc_client *cli_connect(const char *command, const char *target, const ch
 /* Prints why a call to the router failed, and what to try if nothing answers there. Returns 1. */
 int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, const char *text);
 
-/* Waits until the router knows its model, which it does once a worker is up. After wait_ms it prints why not
- * and returns false. */
+/* What ListModels tells about the model of a router. */
+struct cli_model {
+    uint32_t vocab_size, context_tokens; /* context_tokens = 0: no worker is up yet */
+    bool takes_chats;
+};
+/* RPC_PERMISSION_DENIED: the key is not for the model. */
+enum rpc_code cli_ask_model(struct rpc_client *client, uint32_t timeout_ms, struct cli_model *out, struct td_error *e);
+
+/* Waits until the router knows its model, which it does once a worker is up. Says after a second on stderr
+ * that it waits; after wait_ms it prints why the cluster is not ready and returns false. */
 bool cli_wait_ready(const char *command, struct rpc_client *client, const char *router, int64_t wait_ms);
 
 /* Reads a prompt from the command line or from standard input. False: the reason was printed (exit code 2);

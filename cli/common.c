@@ -5,7 +5,11 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 #include "cli/cli.h"
+
+enum { MODEL_MS = 5000, TELL_AFTER_MS = 1000 }; /* MODEL_MS: how long an answer about the model may take */
 
 static const char *environment(const char *name)
 {
@@ -126,25 +130,61 @@ int cli_rpc_fail(const char *command, const char *router, enum rpc_code code, co
     return cli_fail(command, "%s: %s: %s%s", router, rpc_code_name(code), text, hint);
 }
 
+enum rpc_code cli_ask_model(struct rpc_client *client, uint32_t timeout_ms, struct cli_model *out, struct td_error *e)
+{
+    const Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
+    ProtobufCMessage *m = NULL;
+    enum rpc_code code = rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base,
+                                   &tandem__v1__list_models_response__descriptor, timeout_ms, &m, e);
+    if (code)
+        return code;
+    const Tandem__V1__ListModelsResponse *answer = (const Tandem__V1__ListModelsResponse *)m;
+    if (answer->n_models) {
+        const Tandem__V1__ModelInfo *info = answer->models[0];
+        *out = (struct cli_model){info->vocab_size, info->max_context_tokens, info->chat};
+    } else {
+        code = RPC_PERMISSION_DENIED;
+        td_fail(e, TD_ERR_FORBIDDEN, "the key is not for the model that is served");
+    }
+    protobuf_c_message_free_unpacked(m, NULL);
+    return code;
+}
+
+/* How long the next answer may take. Somebody who waits for longer hears about it after TELL_AFTER_MS. */
+static uint32_t patience_ms(int64_t waited_ms, int64_t wait_ms)
+{
+    if (waited_ms < TELL_AFTER_MS)
+        return wait_ms > TELL_AFTER_MS ? TELL_AFTER_MS : MODEL_MS;
+    int64_t left = wait_ms - waited_ms;
+    return left < TELL_AFTER_MS ? TELL_AFTER_MS : left < MODEL_MS ? (uint32_t)left : MODEL_MS;
+}
+
 bool cli_wait_ready(const char *command, struct rpc_client *client, const char *router, int64_t wait_ms)
 {
-    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
-    struct td_error e = {{0}};
-    for (int64_t waited = 0;; waited += 50) {
-        ProtobufCMessage *m = NULL;
-        enum rpc_code code = rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base,
-                                       &tandem__v1__list_models_response__descriptor, 5000, &m, &e);
-        bool ready = !code && ((Tandem__V1__ListModelsResponse *)m)->models[0]->max_context_tokens > 0;
-        if (!code)
-            protobuf_c_message_free_unpacked(m, NULL);
-        if (ready)
+    struct clock clock;
+    bool is_told = false;
+    int64_t waited_ms = 0;
+    clock_init_real(&clock);
+    uint64_t began = clock_now(&clock);
+    for (;;) {
+        struct td_error e = {{0}};
+        struct cli_model model = {0};
+        enum rpc_code code = cli_ask_model(client, patience_ms(waited_ms, wait_ms), &model, &e);
+        if (!code && model.context_tokens)
             return true;
-        if (code == RPC_UNAUTHENTICATED || waited >= wait_ms) { /* a key does not become right by waiting */
+        waited_ms = (int64_t)((clock_now(&clock) - began) / NS_PER_MS);
+        /* A key does not become right by waiting. */
+        if (code == RPC_UNAUTHENTICATED || code == RPC_PERMISSION_DENIED || waited_ms >= wait_ms) {
             if (code)
                 cli_rpc_fail(command, router, code, e.text);
             else
                 cli_fail(command, "%s: the cluster is not ready: no worker is up; tandem status shows them", router);
             return false;
+        }
+        if (!is_told && waited_ms >= TELL_AFTER_MS) {
+            is_told = true;
+            cli_fail(command, "waiting for %s, for %g s at most: %s%s%s", router, (double)wait_ms * 1e-3,
+                     code ? rpc_code_name(code) : "no worker is up", code ? ": " : "", e.text);
         }
         nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     }
@@ -167,18 +207,12 @@ bool cli_read_prompt(const char *command, const char **rest, int n_rest, struct 
     return out->len > 0;
 }
 
-/* Asks the router whether its model takes chats. The router knows this once it has a worker. */
+/* Whether the router's model takes chats. The router knows this once it has a worker. */
 static bool has_chat(struct rpc_client *client)
 {
-    ProtobufCMessage *m = NULL;
-    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
-    if (rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base, &tandem__v1__list_models_response__descriptor,
-                  5000, &m, NULL))
-        return false;
-    const Tandem__V1__ListModelsResponse *answer = (const Tandem__V1__ListModelsResponse *)m;
-    bool chat = answer->n_models && answer->models[0]->chat;
-    protobuf_c_message_free_unpacked(m, NULL);
-    return chat;
+    struct cli_model model;
+    struct td_error e;
+    return !cli_ask_model(client, MODEL_MS, &model, &e) && model.takes_chats;
 }
 
 json_t *cli_prompt_request(const char *command, struct rpc_client *client, const struct bytes *prompt, bool chat)

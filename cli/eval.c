@@ -87,15 +87,12 @@ static bool fail(struct eval *v, enum rpc_code code, const char *text)
 
 static bool find_context(struct eval *v)
 {
-    Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
     struct td_error e = {{0}};
-    ProtobufCMessage *m = NULL;
-    enum rpc_code code = rpc_unary(v->client, "/tandem.v1.Tandem/ListModels", &request.base,
-                                   &tandem__v1__list_models_response__descriptor, 5000, &m, &e);
+    struct cli_model model;
+    enum rpc_code code = cli_ask_model(v->client, 5000, &model, &e);
     if (code)
         return fail(v, code, e.text);
-    uint64_t most = ((Tandem__V1__ListModelsResponse *)m)->models[0]->max_context_tokens;
-    protobuf_c_message_free_unpacked(m, NULL);
+    uint64_t most = model.context_tokens;
     v->context = v->o->context ? (uint64_t)v->o->context : most < CONTEXT_MOST ? most : CONTEXT_MOST;
     v->piece_bytes = most < PIECE_MOST / PIECE_BYTES_PER_TOKEN ? most * PIECE_BYTES_PER_TOKEN : PIECE_MOST;
     v->stride = v->o->stride ? (uint64_t)v->o->stride : v->context / 2;

@@ -562,16 +562,12 @@ int replay_send(struct replay *r, uint32_t sender)
 
 static bool ask_model(struct replay *r, struct rpc_client *client)
 {
-    const Tandem__V1__ListModelsRequest request = TANDEM__V1__LIST_MODELS_REQUEST__INIT;
-    ProtobufCMessage *m = NULL;
+    struct cli_model model;
     struct td_error e;
-    if (rpc_unary(client, "/tandem.v1.Tandem/ListModels", &request.base, &tandem__v1__list_models_response__descriptor,
-                  5000, &m, &e))
+    if (cli_ask_model(client, 5000, &model, &e))
         return false;
-    const Tandem__V1__ModelInfo *info = ((const Tandem__V1__ListModelsResponse *)m)->models[0];
-    r->board->vocab = info->vocab_size;
-    r->board->context = info->max_context_tokens;
-    protobuf_c_message_free_unpacked(m, NULL);
+    r->board->vocab = model.vocab_size;
+    r->board->context = model.context_tokens;
     return true;
 }
 

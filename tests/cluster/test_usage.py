@@ -1,6 +1,6 @@
 """The commands as a user sees them: wrong use, failed writes, options from the environment, and everything
 that --help promises."""
-import json, os, re, shlex, subprocess, sys, tempfile
+import json, os, re, shlex, socket, subprocess, sys, tempfile, time
 sys.path.insert(0, os.path.dirname(__file__))
 from harness import *
 
@@ -125,6 +125,18 @@ def test_an_error_names_the_command_to_try_next():
     for args in (["scale", "decode=2"], ["down"]):
         out = call(args)
         assert "tandem up" in out.stderr or out.returncode == 0, (args, out)
+
+
+@test
+def test_waiting_for_a_router_is_told_and_ends():
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:  # takes connections, and says nothing
+        for args in (["generate", "x"], ["cache", "pin", "x"], ["eval", __file__]):
+            began = time.monotonic()
+            out = call([*args, "--wait-ms", "2500", "--router", f"127.0.0.1:{silent.getsockname()[1]}"])
+            took = time.monotonic() - began
+            assert out.returncode == 1 and "DEADLINE_EXCEEDED" in out.stderr.splitlines()[-1], out
+            assert out.stderr.count("waiting for 127.0.0.1:") == 1 and "for 2.5 s at most" in out.stderr, out
+            assert 2.4 < took < 2.5 + 2 * SLOW, (args, took)
 
 
 VALUES = {"N": ["1", "16", "100"], "BYTES": ["1M"], "TIME": ["1s"], "X": ["0.5", "1"], "HOST:PORT": ["127.0.0.1:1"],

@@ -52,7 +52,8 @@ def test_the_tenant_is_the_keys_and_nobody_elses_cache_can_be_asked_for():
                     assert caller.call(method, message, response)[0] == "UNAUTHENTICATED", method
                 assert caller.generate()[0] == "UNAUTHENTICATED"
             one, other = Caller(c.router.address, hospital), Caller(c.router.address, bank)
-            third = Caller(c.router.address, make_key(path, "other-model", models=["another"]))
+            third_key = make_key(path, "other-model", models=["another"])
+            third = Caller(c.router.address, third_key)
             wait_until(lambda: third.generate()[0] == "PERMISSION_DENIED", 10, "the file is read again")
             for method, message, response in (("Tokenize", pb.TokenizeRequest(text=b"a"), pb.TokenizeResponse),
                                               ("Detokenize", pb.DetokenizeRequest(ids=[1]), pb.DetokenizeResponse)):
@@ -86,6 +87,9 @@ def test_the_tenant_is_the_keys_and_nobody_elses_cache_can_be_asked_for():
                 assert out.returncode == 0, (words, out)
                 out = run([*words, "--api-key", "td-no"])
                 assert out.returncode == 1 and "UNAUTHENTICATED" in out.stderr, (words, out)
+                if words[1] != "tokenize":
+                    out = run([*words, "--api-key", third_key])
+                    assert out.returncode == 1 and "PERMISSION_DENIED" in out.stderr, (words, out)
             keys["keys"].pop(0)
             with open(path, "w") as f:
                 json.dump(keys, f)
