@@ -130,31 +130,76 @@ static enum td_status rename_aside(struct ssd *s, const char *why)
     return TD_OK;
 }
 
+static char *path_of(const char *dir, const char *name)
+{
+    struct bytes b = {0};
+    bytes_printf(&b, "%s/%s", dir, name);
+    return b.data;
+}
+
+/* Whether the directory's file system has O_DIRECT. */
+static bool has_direct(const struct ssd *s)
+{
+    char *path = path_of(s->config.dir, "lock");
+    int fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
+    free(path);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
 static enum td_status lock_dir(struct ssd *s, struct td_error *e)
 {
     const char *dir = s->config.dir;
     bool may_make = s->config.mode == SSD_SERVE;
-    struct bytes path = {0};
     if (may_make && mkdir(dir, 0700) && errno != EEXIST)
         return td_fail(e, TD_ERR_IO, "--dir %s: %s", dir, strerror(errno));
     struct stat st;
     if (may_make && !stat(dir, &st) && st.st_mode & 077)
         log_warn(s->config.log, "others on this host may enter the store's directory path=%s mode=%04o", dir,
                  (unsigned)st.st_mode & 07777);
-    bytes_printf(&path, "%s/lock", dir);
-    s->lock_fd = may_make ? open(path.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : open(path.data, O_RDONLY | O_CLOEXEC);
-    /* Only to see whether the file system has O_DIRECT. */
-    int fd = open(path.data, O_RDONLY | O_DIRECT | O_CLOEXEC);
-    s->is_direct = fd >= 0;
-    if (fd >= 0)
-        close(fd);
-    bytes_free(&path);
+    char *path = path_of(dir, "lock");
+    s->lock_fd = may_make ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : open(path, O_RDONLY | O_CLOEXEC);
+    int error = errno;
+    free(path);
+    errno = error;
     if (s->lock_fd < 0)
         return td_fail(e, may_make ? TD_ERR_IO : TD_ERR_NOT_FOUND, "--dir %s: %s", dir,
                        may_make || errno != ENOENT ? strerror(errno) : "no store was ever here");
     if (flock(s->lock_fd, LOCK_EX | LOCK_NB))
         return td_fail(e, TD_ERR_REFUSED, "--dir %s: a store uses it", dir);
+    atomic_store(&s->is_direct, has_direct(s));
     return TD_OK;
+}
+
+static void unlock_dir(struct ssd *s)
+{
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    s->lock_fd = -1;
+}
+
+/* Whether the lock that we hold is that of the directory that has the name now. */
+static bool has_lock(const struct ssd *s)
+{
+    struct stat ours, there;
+    char *path = path_of(s->config.dir, "lock");
+    bool has = s->lock_fd >= 0 && !fstat(s->lock_fd, &ours) && !stat(path, &there) && ours.st_ino == there.st_ino &&
+               ours.st_dev == there.st_dev;
+    free(path);
+    return has;
+}
+
+bool ssd_is_there(struct ssd *s)
+{
+    char *path = path_of(s->db_path, "CURRENT"); /* a database always has it */
+    bool is_there = has_lock(s) && !access(path, F_OK);
+    free(path);
+    if (!is_there) {
+        s->broken = TD_ERR_IO;
+        atomic_store(&s->has_failed, true);
+    }
+    return is_there;
 }
 
 bool ssd_can_write(const struct ssd *s)
@@ -307,13 +352,6 @@ static enum td_status open_db(struct ssd *s, struct td_error *e)
     return status;
 }
 
-static char *path_of(const char *dir, const char *name)
-{
-    struct bytes b = {0};
-    bytes_printf(&b, "%s/%s", dir, name);
-    return b.data;
-}
-
 enum td_status ssd_set_aside(struct ssd *s, const char *why, struct td_error *error_out)
 {
     if (s->db)
@@ -383,8 +421,7 @@ void ssd_close(struct ssd *s)
     }
     if (s->limiter)
         rocksdb_ratelimiter_destroy(s->limiter);
-    if (s->lock_fd >= 0)
-        close(s->lock_fd);
+    unlock_dir(s);
     pthread_rwlock_destroy(&s->db_lock);
     blobs_close(s->blobs);
     dir_files_close(s->files);
@@ -397,6 +434,16 @@ void ssd_close(struct ssd *s)
  * lock is taken. Puts that were only in memory are lost: the caller answers them as failed. */
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out)
 {
+    if (!has_lock(s)) {
+        unlock_dir(s);
+        enum td_status locked = lock_dir(s, error_out);
+        if (locked) {
+            unlock_dir(s);
+            return locked;
+        }
+        rocksdb_options_set_use_direct_reads(s->options, s->is_direct); /* it may be another file system */
+        ssd_measure(s); /* before a new database has files with the names of the old one's */
+    }
     if (!ssd_can_write(s))
         return td_fail(error_out, TD_ERR_IO, "--dir %s: %s", s->config.dir, strerror(errno));
     ssd_room_reset(s);

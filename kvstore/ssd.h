@@ -14,8 +14,9 @@
  * values moved when dead bytes hide in files that also have live ones (ssd_room.c).
  *
  * The directory holds "blocks" (the database), "lock", and "blocks.aside": the last database that could not
- * be opened. Reads bypass the page cache if the file system can do that, so that the store's memory is what
- * --dram-bytes says.
+ * be opened. It may be removed or replaced while the store runs: what it had is lost then (ssd_is_there).
+ * Reads bypass the page cache if the file system can do that, so that the store's memory is what --dram-bytes
+ * says.
  *
  * Threads: any thread may call ssd_get, ssd_get_into, ssd_release, ssd_find, ssd_neighbour and the functions
  * marked so below; everything else belongs to one thread, the writer.
@@ -117,8 +118,12 @@ bool ssd_tidy(struct ssd *s);
  * page of each new value. Takes up to 10 ms; returns true if it is done. */
 bool ssd_learn(struct ssd *s);
 
-/* Closes the database and opens it anew after an error. TD_ERR_IO: the directory can't be written, is
- * full, or the database is lost. */
+/* False: the directory was removed, or another one has its name. Then nothing is written any more, and
+ * ssd_reopen is due. */
+bool ssd_is_there(struct ssd *s);
+/* Closes the database and opens it anew after an error, in the directory that has the name now; makes one if
+ * there is none. TD_ERR_IO: the directory can't be made or written, is full, or the database is lost.
+ * TD_ERR_REFUSED: another process has the directory. */
 enum td_status ssd_reopen(struct ssd *s, struct td_error *error_out);
 /* Open for writing; false: ssd_reopen is due, but reads may still work. */
 bool ssd_is_open(const struct ssd *s);

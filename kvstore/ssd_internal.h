@@ -49,7 +49,8 @@ struct ssd {
     char *db_path, *aside_path;
     int lock_fd;
     uint64_t memtable_bytes;
-    bool is_direct, was_set_aside;
+    _Atomic bool is_direct;
+    bool was_set_aside;
 
     struct dir_files *files; /* files of the database directory */
     struct blobs *blobs;

@@ -35,6 +35,7 @@
 
 enum { IDLE_MS = 500, COLLECTING_MS = 20, READERS_MAX = 64, HUGE_BYTES = 2 << 20 };
 static const uint64_t REOPEN_EVERY_NS = 3 * NS_PER_S;
+static const uint64_t WATCH_EVERY_NS = NS_PER_S;
 static const uint64_t LEARN_EVERY_NS = 20 * NS_PER_MS;
 static const uint64_t BUCKET_NS = NS_PER_S / 10;
 
@@ -91,10 +92,11 @@ struct ssd_tier {
     bool is_writer_up, is_changed; /* is_changed: the directory changed since it was tidied */
     bool has_more;                 /* there are more places to learn */
     bool has_failed;               /* a write, delete or flush failed: the database must be opened anew */
+    bool is_moved;                 /* another directory has the name, and `forgotten` is not of it */
     uint32_t n_compared_due;       /* on_listed calls without their ssd_tier_compared yet */
     /* reclaims: rounds of collecting when places were last learned, at learned_ns. */
     uint64_t reclaims, learned_ns;
-    uint64_t reopened_ns;
+    uint64_t reopened_ns, watched_ns; /* when it was last tried, and when the directory was looked for */
     uint64_t bucket_bytes, bucket_ns; /* bytes that may be written now, as of bucket_ns */
     struct ssd_op *unsynced;          /* puts that are written but not durable yet, newest first */
     uint64_t unsynced_bytes;
@@ -383,11 +385,17 @@ static void reopen(struct ssd_tier *t)
         sync_batch(t);
     answer_batch(t, TD_ERR_IO); /* if it was not flushed just now, it is lost */
     doubt(t);
+    t->is_moved |= !ssd_is_there(t->db);
     if (ssd_reopen(t->db, &e)) {
         log_error(t->config.log, "SSD tier can't be opened again for now: %s", e.text);
         return;
     }
     log_warn(t->config.log, "SSD tier opened again after an error");
+    if (t->is_moved) {
+        forgotten_close(t->forgotten);
+        t->forgotten = forgotten_open(t->config.dir, t->config.log);
+        t->is_moved = false;
+    }
     t->is_changed = true;
     if (!work_off(t))
         list_blocks(t);
@@ -398,8 +406,25 @@ static bool must_reopen(const struct ssd_tier *t)
     return t->has_failed || !ssd_is_open(t->db);
 }
 
+/*
+ * Sees whether the directory is still there. Somebody may remove or replace it, or mount something over it;
+ * RocksDB goes on writing to the files that it has open, and what it calls durable would be lost.
+ */
+static void watch(struct ssd_tier *t)
+{
+    uint64_t now = clock_now(t->config.clock);
+    if (must_reopen(t) || now - t->watched_ns < WATCH_EVERY_NS)
+        return;
+    t->watched_ns = now;
+    if (ssd_is_there(t->db))
+        return;
+    log_error(t->config.log, "the store's directory was removed or replaced, and is begun anew dir=%s", t->config.dir);
+    doubt(t);
+}
+
 static enum td_status write_block(struct ssd_tier *t, const struct ssd_op *op, bool is_logged)
 {
+    watch(t);
     if (must_reopen(t))
         reopen(t);
     if (!ssd_is_open(t->db) || forgotten_has(t->forgotten, &op->put.key))
@@ -484,6 +509,7 @@ static void *write_loop(void *arg)
     struct ssd_tier *t = arg;
     ssd_step_back();
     for (;;) {
+        watch(t);
         struct mail *m = mailbox_take(&t->ops);
         if (!m)
             sync_batch(t);

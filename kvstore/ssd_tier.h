@@ -10,8 +10,9 @@
  * A read that takes longer than its deadline makes the tier slow, until a read ends in time. A slow tier
  * reads one block at a time, as a probe, and answers TD_NOT_YET to all other reads; a late read still ends
  * with its callback. After an error of the disk the database is opened anew, every few seconds until that
- * succeeds, and its blocks are listed (on_listed). Until then writes are refused while the database can't be
- * written, and reads go on as long as they can.
+ * succeeds, and its blocks are listed (on_listed); so it is after the directory was removed or replaced,
+ * which is seen within a second. Until then writes are refused while the database can't be written, and reads
+ * go on as long as they can.
  *
  * Threads: the functions are for one thread, the owner's; ssd_tier_read, ssd_tier_is_slow and ssd_tier_stats
  * may be called from any. Callbacks come on the writer's and the readers' threads: on_put once for each put

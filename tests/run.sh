@@ -46,7 +46,8 @@ case "$sanitize" in
   # without -Dwerror: gcc warns of formats that can't be null where UBSan looks at them
   asan) setup=(-Db_sanitize=address,undefined) ;;
   tsan) setup=(-Db_sanitize=thread -Db_lundef=false)
-        export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" UCX_MEM_MMAP_HOOK_MODE=none CK_FORK=no ;;
+        export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 die_after_fork=0"
+        export UCX_MEM_MMAP_HOOK_MODE=none CK_FORK=no ;;
   *) echo "run.sh: --sanitize takes asan or tsan" >&2; exit 2 ;;
 esac
 again=() # the build may have been made without tests

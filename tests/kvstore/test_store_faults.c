@@ -310,6 +310,51 @@ START_TEST(test_store_that_is_stopped_while_it_writes_what_was_forgotten_does_no
 }
 END_TEST
 
+/* Removes the directory, renames it, puts an empty one in its place, or takes away its parent, too, for a
+ * while. */
+START_TEST(test_store_whose_directory_is_removed_begins_anew)
+{
+    struct world w;
+    char away[128];
+    struct temp_dir moved;
+    world_open(&w, 64, true);
+    w.config.options.ssd_bytes = 16 << 20;
+    world_start(&w);
+    snprintf(away, sizeof(away), "%s.away", w.dir.store);
+    snprintf(moved.root, sizeof(moved.root), "%.50s.away", w.dir.root);
+    ck_assert_uint_eq(offer(&w, 0, 20), 20);
+    ROUTER_WAIT(w.router, w.router->n_in[TIER_SSD] == 20);
+    if (_i == 0)
+        temp_dir_remove_store(&w.dir);
+    if (_i == 1 || _i == 2)
+        ck_assert_int_eq(rename(w.dir.store, away), 0);
+    if (_i == 2)
+        ck_assert_int_eq(mkdir(w.dir.store, 0700), 0);
+    if (_i == 3)
+        ck_assert_int_eq(rename(w.dir.root, moved.root), 0);
+    if (_i == 3) {
+        uint64_t until = wall_ns() + 10 * NS_PER_S;
+        while (!ssd_tier_stats(w.store->ssd).is_in_doubt)
+            ck_assert_uint_lt(wall_ns(), until);
+        ck_assert_uint_eq(lookup(&w, 0, 20, NULL), 20); /* they are in DRAM */
+        offer(&w, 100, 20);
+        settle(&w);
+        ck_assert(!ROUTER_READ(w.router, w.router->in_tier[TIER_SSD][100]));
+        ck_assert_int_eq(mkdir(w.dir.root, 0700), 0);
+    }
+    uint64_t until = wall_ns() + 20 * NS_PER_S;
+    while (ROUTER_READ(w.router, w.router->n_in[TIER_SSD]))
+        ck_assert_msg(wall_ns() < until, "blocks that are lost are still told of");
+    wait_durable(&w, 1000);
+    wait_sure(&w);
+    ck_assert_uint_gt(check_disk(&w, NULL), 0);
+    check_counters(&w);
+    world_close(&w);
+    if (_i == 3)
+        temp_dir_remove(&moved);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kvstore faults");
@@ -324,6 +369,7 @@ int main(void)
     tcase_add_test(c, test_store_restarted_while_its_disk_is_full_does_not_find_what_was_forgotten);
     tcase_add_test(c, test_store_does_not_find_what_was_forgotten_behind_a_delete_that_failed_later);
     tcase_add_test(c, test_store_that_is_stopped_while_it_writes_what_was_forgotten_does_not_find_it);
+    tcase_add_loop_test(c, test_store_whose_directory_is_removed_begins_anew, 0, 4);
     suite_add_tcase(s, c);
     return tap_main(s);
 }
