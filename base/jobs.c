@@ -12,9 +12,10 @@
 
 enum { MAX_RETRY_MS = 60000 };
 
-struct owner { /* an owner with waiting jobs */
-    uint64_t id, served_bytes, waiting_bytes;
-    uint32_t n_jobs;
+/* An owner with jobs, or that was served for longer than others have been since. */
+struct owner {
+    uint64_t id, served_ns, waiting_bytes;
+    uint32_t n_jobs, n_running;
     struct job *head, **tail;
 };
 
@@ -26,6 +27,7 @@ struct jobs {
     struct owner **owners;
     uint32_t n_owners, cap_owners, n_jobs;
     uint64_t waiting_bytes;
+    uint64_t level_ns;  /* for how long the owner had been served that was served last */
     double ns_per_byte; /* mean of recent jobs */
     struct clock clock;
     pthread_t *threads;
@@ -41,40 +43,73 @@ static struct owner *owner_find(const struct jobs *p, uint64_t id)
     return NULL;
 }
 
-static struct owner *owner_add(struct jobs *p, uint64_t id)
+static bool is_idle(const struct owner *o)
 {
-    uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; i < p->n_owners; i++)
-        if (p->owners[i]->served_bytes < least)
-            least = p->owners[i]->served_bytes;
+    return !o->n_jobs && !o->n_running;
+}
+
+/* Forgets owners that have nothing here and owe nothing. Under a flood of owners that come once each, those
+ * that owe something are forgotten, too. */
+static void drop_idle(struct jobs *p)
+{
+    for (uint32_t i = p->n_owners; i-- > 0;) {
+        struct owner *o = p->owners[i];
+        if (is_idle(o) && (o->served_ns <= p->level_ns || p->n_owners > p->config.max_jobs)) {
+            free(o);
+            p->owners[i] = p->owners[--p->n_owners];
+        }
+    }
+}
+
+/* The owner of a job that comes. */
+static struct owner *owner_of(struct jobs *p, uint64_t id)
+{
+    struct owner *o = owner_find(p, id);
+    if (o) {
+        if (is_idle(o) && o->served_ns < p->level_ns)
+            o->served_ns = p->level_ns;
+        return o;
+    }
+    drop_idle(p);
     p->owners = MEM_ROOM(p->owners, p->n_owners, p->cap_owners, 16);
-    struct owner *o = mem_zalloc(sizeof(*o));
+    o = mem_zalloc(sizeof(*o));
     o->id = id;
-    o->served_bytes = p->n_owners ? least : 0;
+    o->served_ns = p->level_ns;
     o->tail = &o->head;
     p->owners[p->n_owners++] = o;
     return o;
 }
 
-static struct job *job_take(struct jobs *p)
+/* *guess_ns_out: what the job counts as until it has ended. */
+static struct job *job_take(struct jobs *p, uint64_t *guess_ns_out)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < p->n_owners; i++)
-        if (p->owners[i]->served_bytes < p->owners[best]->served_bytes)
-            best = i;
-    struct owner *o = p->owners[best];
+    struct owner *o = NULL;
+    for (uint32_t i = 0; i < p->n_owners; i++)
+        if (p->owners[i]->head && (!o || p->owners[i]->served_ns < o->served_ns))
+            o = p->owners[i];
     struct job *job = o->head;
     o->head = job->next;
-    o->served_bytes += job->cost_bytes;
+    if (!o->head)
+        o->tail = &o->head;
+    p->level_ns = o->served_ns > p->level_ns ? o->served_ns : p->level_ns;
+    *guess_ns_out = (uint64_t)((double)job->cost_bytes * p->ns_per_byte);
+    o->served_ns += *guess_ns_out;
     o->waiting_bytes -= job->cost_bytes;
     o->n_jobs--;
+    o->n_running++;
     p->n_jobs--;
     p->waiting_bytes -= job->cost_bytes;
-    if (!o->head) {
-        p->owners[best] = p->owners[--p->n_owners];
-        free(o);
-    }
     return job;
+}
+
+static void job_ended(struct jobs *p, uint64_t owner, uint64_t cost_bytes, uint64_t guess_ns, uint64_t took_ns)
+{
+    const double share = 0.1;
+    double ns_per_byte = (double)took_ns / (double)(cost_bytes ? cost_bytes : 1);
+    struct owner *o = owner_find(p, owner);
+    p->ns_per_byte += p->ns_per_byte > 0 ? share * (ns_per_byte - p->ns_per_byte) : ns_per_byte;
+    o->served_ns += took_ns - guess_ns;
+    o->n_running--;
 }
 
 /* An owner may hold at most as much of the queue as it leaves free: a single owner gets half of it and
@@ -94,32 +129,29 @@ static uint32_t retry_after_ms(const struct jobs *p)
 
 /* ------------------------------------------------------------------ threads */
 
-static void job_run(struct jobs *p, struct job *job)
-{
-    const double share = 0.1;
-    uint64_t cost = job->cost_bytes ? job->cost_bytes : 1, began = clock_now(&p->clock);
-    job->run(job);
-    double ns = (double)(clock_now(&p->clock) - began) / (double)cost;
-    pthread_mutex_lock(&p->lock);
-    p->ns_per_byte += p->ns_per_byte > 0 ? share * (ns - p->ns_per_byte) : ns;
-    pthread_mutex_unlock(&p->lock);
-}
-
 static void *jobs_run(void *arg)
 {
     struct jobs *p = arg;
     if (p->config.nice)
         setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), getpriority(PRIO_PROCESS, 0) + p->config.nice);
-    for (;;) {
-        pthread_mutex_lock(&p->lock);
-        while (!p->n_jobs && !p->closing)
+    pthread_mutex_lock(&p->lock);
+    while (p->n_jobs || !p->closing) {
+        if (!p->n_jobs) {
             pthread_cond_wait(&p->changed, &p->lock);
-        struct job *job = p->n_jobs ? job_take(p) : NULL;
+            continue;
+        }
+        uint64_t guess;
+        struct job *job = job_take(p, &guess);
+        uint64_t owner = job->owner, cost_bytes = job->cost_bytes;
         pthread_mutex_unlock(&p->lock);
-        if (!job)
-            return NULL;
-        job_run(p, job);
+        uint64_t began = clock_now(&p->clock);
+        job->run(job); /* frees it */
+        uint64_t took = clock_now(&p->clock) - began;
+        pthread_mutex_lock(&p->lock);
+        job_ended(p, owner, cost_bytes, guess, took);
     }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
 }
 
 /* ------------------------------------------------------------------ interface */
@@ -146,7 +178,7 @@ bool jobs_submit(struct jobs *p, struct job *job, uint32_t *retry_after_ms_out)
     if (full) {
         *retry_after_ms_out = retry_after_ms(p);
     } else {
-        o = o ? o : owner_add(p, job->owner);
+        o = owner_of(p, job->owner);
         *o->tail = job;
         o->tail = &job->next;
         o->waiting_bytes += job->cost_bytes;
@@ -177,6 +209,8 @@ void jobs_close(struct jobs *p)
     pthread_mutex_unlock(&p->lock);
     for (uint32_t i = 0; i < p->config.n_threads; i++)
         pthread_join(p->threads[i], NULL);
+    for (uint32_t i = 0; i < p->n_owners; i++)
+        free(p->owners[i]);
     free(p->threads);
     free(p->owners);
     pthread_cond_destroy(&p->changed);

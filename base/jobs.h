@@ -1,10 +1,12 @@
 /*
  * Threads for long work, and the bounded queue in front of them.
  *
- * A job has an owner (a number: a client's connection) and a cost in bytes. The next job is one of the owner
- * that was served the least, so an owner with one small job waits for the jobs that run and not for another
- * owner's queue. An owner that comes back starts level with the least served owner that waits: idleness earns
- * no credit.
+ * A job has an owner (a number: a client's connection) and a size in bytes. The next job is one of the owner
+ * that was served for the least time, so an owner with one small job waits for the jobs that run and not for
+ * another owner's queue, and small texts of long work get no more time than others. A job that begins counts
+ * as its bytes at the speed of recent jobs, until it ends. An owner that comes back starts level with the
+ * owner that was served last, or with what it was served beyond that: idleness earns no credit, and leaving
+ * ends no debt.
  *
  * A mutex, not mailboxes: several threads take from one queue, in an order that is known only when a job is
  * taken.

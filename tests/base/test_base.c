@@ -868,6 +868,7 @@ struct work {
     sem_t *gate;    /* the job first waits for it; NULL: it does not wait */
     _Atomic uint32_t *n_done;
     uint32_t *place_out; /* set to the number of jobs done before it */
+    uint64_t nap_ns;     /* the time it takes */
 };
 
 static void work_run(struct job *job)
@@ -875,17 +876,17 @@ static void work_run(struct job *job)
     struct work *w = (struct work *)job;
     if (w->gate)
         sem_wait(w->gate);
+    nanosleep(&(struct timespec){.tv_nsec = (long)w->nap_ns}, NULL);
     uint32_t n = atomic_fetch_add(w->n_done, 1);
     if (w->place_out)
         *w->place_out = n;
     free(w);
 }
 
-static bool give(struct jobs *jobs, uint64_t owner, uint64_t cost, sem_t *gate, _Atomic uint32_t *n_done,
-                 uint32_t *place)
+static bool give_work(struct jobs *jobs, uint64_t owner, uint64_t cost, const struct work *like)
 {
-    struct work *w = mem_zalloc(sizeof(*w));
-    *w = (struct work){{.run = work_run, .owner = owner, .cost_bytes = cost}, gate, n_done, place};
+    struct work *w = mem_dup(like, sizeof(*like));
+    w->job = (struct job){.run = work_run, .owner = owner, .cost_bytes = cost};
     uint32_t retry_after_ms = 0;
     bool taken = jobs_submit(jobs, &w->job, &retry_after_ms);
     if (!taken) {
@@ -893,6 +894,13 @@ static bool give(struct jobs *jobs, uint64_t owner, uint64_t cost, sem_t *gate, 
         free(w);
     }
     return taken;
+}
+
+static bool give(struct jobs *jobs, uint64_t owner, uint64_t cost, sem_t *gate, _Atomic uint32_t *n_done,
+                 uint32_t *place)
+{
+    const struct work like = {.gate = gate, .n_done = n_done, .place_out = place};
+    return give_work(jobs, owner, cost, &like);
 }
 
 START_TEST(test_jobs_of_one_owner_do_not_hold_up_another)
@@ -942,6 +950,53 @@ START_TEST(test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves)
     jobs_close(jobs);
     ck_assert_uint_eq(n_done, 1 + 32 + 16 + 26);
     sem_destroy(&gate);
+}
+END_TEST
+
+/* One owner has small texts of long work. */
+START_TEST(test_jobs_are_shared_by_time_and_not_by_bytes)
+{
+    sem_t gate;
+    sem_init(&gate, 0, 0);
+    _Atomic uint32_t n_done = 0;
+    uint32_t place = UINT32_MAX;
+    const struct work slow = {.n_done = &n_done, .nap_ns = 2 * NS_PER_MS};
+    const struct jobs_config c = {.thread_name = "t", .n_threads = 1, .max_jobs = 1000, .max_bytes = 1 << 20};
+    struct jobs *jobs = jobs_open(&c);
+    ck_assert(give(jobs, 1, 1, &gate, &n_done, NULL));
+    while (jobs_waiting_bytes(jobs))
+        sched_yield();
+    for (int i = 0; i < 100; i++)
+        ck_assert(give_work(jobs, 1, 1, &slow));
+    for (int i = 0; i < 20; i++)
+        ck_assert(give(jobs, 2, 1000, NULL, &n_done, i == 19 ? &place : NULL));
+    sem_post(&gate);
+    jobs_close(jobs);
+    ck_assert_uint_eq(n_done, 121);
+    ck_assert_msg(place < 60, "the last of 20 short jobs was number %u", place); /* by bytes it is number 120 */
+    sem_destroy(&gate);
+}
+END_TEST
+
+/* The same, and it gives the next one only when the last one is done. */
+START_TEST(test_jobs_of_an_owner_that_comes_and_goes_are_shared_by_time)
+{
+    _Atomic uint32_t n_slow = 0, n_fast = 0;
+    const struct work slow = {.n_done = &n_slow, .nap_ns = 20 * NS_PER_MS};
+    const struct work fast = {.n_done = &n_fast, .nap_ns = NS_PER_MS};
+    const struct jobs_config c = {.thread_name = "t", .n_threads = 1, .max_jobs = 2000, .max_bytes = 1 << 20};
+    struct jobs *jobs = jobs_open(&c);
+    for (int i = 0; i < 500; i++)
+        ck_assert(give_work(jobs, 2, 1, &fast));
+    for (uint32_t i = 0; i < 10; i++) {
+        ck_assert(give_work(jobs, 1, 1, &slow));
+        while (n_slow == i)
+            nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS / 10}, NULL);
+    }
+    uint32_t n = n_fast;
+    jobs_close(jobs);
+    ck_assert_msg(n > 30, "%u short jobs beside 10 long ones", n); /* turn by turn it is about 10 */
+    ck_assert_uint_eq(n_fast, 500);
 }
 END_TEST
 
@@ -1009,6 +1064,8 @@ int main(void)
     tcase_add_test(t, test_signals_stop_and_reload);
     tcase_add_test(t, test_jobs_of_one_owner_do_not_hold_up_another);
     tcase_add_test(t, test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves);
+    tcase_add_test(t, test_jobs_are_shared_by_time_and_not_by_bytes);
+    tcase_add_test(t, test_jobs_of_an_owner_that_comes_and_goes_are_shared_by_time);
     tcase_add_test(t, test_ticker_calls_again_and_again_and_ends_at_once);
     suite_add_tcase(s, t);
     return tap_main(s);
