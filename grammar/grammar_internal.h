@@ -64,6 +64,19 @@ struct gr_key { /* a node of a trie of names, with both quotes */
     uint32_t property;       /* whose name ends here; UINT32_MAX: none */
 };
 
+/*
+ * Parts of strings that are the same in all programs, so that masks of them are made once for a vocabulary. A
+ * string of at most, or of exactly, so many characters repeats `character` by a repeat of its own; where it
+ * stands as many characters before its limit as one of these, masks are made for this one (masks.c).
+ */
+struct gr_strings {
+    uint32_t rest; /* what may come behind the first quote of any string, with the last one */
+    uint32_t end;  /* the last quote */
+    uint32_t character;
+    uint32_t at_most, exactly; /* repeats of GR_LENGTH_MOST characters */
+};
+enum { GR_LENGTH_MOST = 1 << 20 };
+
 struct gr_program {
     struct gr_state *states;
     struct gr_range *ranges;
@@ -74,7 +87,8 @@ struct gr_program {
     uint32_t n_states, n_ranges, n_repeats, n_objects, n_keys, n_lists;
     uint32_t cap_states, cap_ranges, cap_repeats, cap_objects, cap_keys, cap_lists;
     uint32_t start;
-    bool is_full; /* GR_STATES_MOST was reached; what was added since then is not there */
+    struct gr_strings strings; /* of gr_json_init; zeros without it */
+    bool is_full;              /* GR_STATES_MOST was reached; what was added since then is not there */
 };
 enum { GR_STATES_MOST = 1 << 18 };
 

@@ -118,10 +118,25 @@ static void other_body(struct gr_program *p, struct gr_json *j)
     memcpy(j->other, all, sizeof(all));
 }
 
+static void init_strings(struct gr_program *p)
+{
+    const struct gr_span all = {0, 0x10ffff};
+    struct gr_tree t = {0};
+    p->strings.rest = string_body(p);
+    p->strings.end = gr_byte(p, '"', '"', GR_END);
+    p->strings.character = gr_emit(p, gr_node_class(&t, &all, 1), GR_IN_STRING, GR_END);
+    p->strings.at_most = p->n_repeats;
+    gr_repeat(p, p->strings.character, 0, GR_LENGTH_MOST);
+    p->strings.exactly = p->n_repeats;
+    gr_repeat(p, p->strings.character, GR_LENGTH_MOST, GR_LENGTH_MOST);
+    gr_tree_free(&t);
+}
+
 void gr_json_init(struct gr_program *p, struct gr_json *j)
 {
     j->value = gr_later(p);
-    j->string = gr_byte(p, '"', '"', string_body(p));
+    init_strings(p);
+    j->string = gr_byte(p, '"', '"', p->strings.rest);
     j->number = expression(p, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?");
     j->integer = expression(p, "-?(0|[1-9][0-9]*)(\\.0+)?");
     j->truth = gr_either(p, gr_text(p, "true", 4, GR_END), gr_text(p, "false", 5, GR_END));

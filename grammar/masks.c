@@ -430,41 +430,70 @@ static void walk_below(struct gr_cache *c, uint32_t node, uint32_t local, struct
     walk_nodes(c, node + 1, c->vocab->nodes[node].end, w);
 }
 
-/* The loop to which more than a quarter of all tokens lead with their first byte; NULL: none. */
+/* The loop that the place comes to by letters, if at least a quarter of all tokens may begin here; NULL: none. */
 static const struct mask_loop *main_loop(struct gr_cache *c, uint32_t local)
 {
     const struct grammar_vocab *v = c->vocab;
-    const struct mask_loop *l = NULL;
-    uint32_t n = 0, end = 0;
-    for (uint32_t i = 1; i < v->n_nodes; i = v->nodes[i].end) {
-        const struct mask_loop *here = loop_at(c, local_step(c, local, v->nodes[i].byte), i);
-        uint32_t first = tokens_below(v, i, &end);
-        l = l ? l : here;
-        n += here && here == l ? end - first : 0;
+    uint32_t n = 0, at = local, end = 0;
+    for (uint32_t i = 1; i < v->n_nodes; i = v->nodes[i].end)
+        if (local_step(c, local, v->nodes[i].byte) != DEAD) {
+            uint32_t first = tokens_below(v, i, &end);
+            n += end - first;
+        }
+    for (uint32_t i = 0; i < v->longest && n > v->n_listed / 4 && at != DEAD; i++) {
+        at = local_step(c, at, 'e');
+        if (at != DEAD && c->flags[at] & LOOPS)
+            return c->locals[at].loop;
     }
-    return n > v->n_listed / 4 ? l : NULL;
+    return NULL;
 }
 
-/* Walks over the whole trie. Where most of it is a loop, it begins with all that the loop has. */
-static void walk_all(struct gr_cache *c, uint32_t local, struct mask_walk *w)
+static void clear_below(const struct grammar_vocab *v, uint32_t node, uint32_t *words)
+{
+    uint32_t end;
+    for (uint32_t k = tokens_below(v, node, &end); k < end; k++)
+        words[v->tokens[k] / 32] &= ~(1u << v->tokens[k] % 32);
+}
+
+/* Walks over the whole trie for a place that mostly leads to a loop: begins with all that the loop has, and
+ * goes over what is not below a node that the loop is at. */
+static void walk_from_loop(struct gr_cache *c, uint32_t local, const struct mask_loop *l, struct mask_walk *w)
 {
     const struct grammar_vocab *v = c->vocab;
-    const struct mask_loop *l = main_loop(c, local);
-    if (!l) {
-        walk_below(c, 0, local, w);
-        return;
-    }
-    w->words = mem_dup(l->part->bits, grammar_mask_words(v) * sizeof(*w->words));
-    for (uint32_t i = 1, k, end; i < v->n_nodes; i = v->nodes[i].end) {
-        if (loop_at(c, local_step(c, local, v->nodes[i].byte), i) == l) {
-            take_exits(c, l, i, w);
+    const struct mask_part *p = l->part;
+    uint32_t *path = c->path, i = 1, k = 0; /* k: of the loop's exits */
+    w->words = mem_dup(p->bits, grammar_mask_words(v) * sizeof(*w->words));
+    path[0] = local;
+    for (; i < v->n_nodes && !is_too_much(c); c->n_nodes++) {
+        const struct gr_trie_node *n = &v->nodes[i];
+        uint32_t at = local_step(c, path[n->depth - 1], n->byte);
+        if (at != DEAD && loop_at(c, at, i) == l) {
+            while (k < p->n_exits && p->exits[k] < i)
+                k++;
+            for (; k < p->n_exits && p->exits[k] < n->end; k++)
+                meet_exit(w, p->exits[k]);
+            i = n->end;
             continue;
         }
-        for (k = tokens_below(v, i, &end); k < end; k++)
-            w->words[v->tokens[k] / 32] &= ~(1u << v->tokens[k] % 32);
-        c->path[0] = local;
-        walk_nodes(c, i, v->nodes[i].end, w);
+        bool goes_on = at != DEAD && c->flags[at] & GOES_ON;
+        if (!goes_on)
+            clear_below(v, i, w->words);
+        for (uint32_t t = n->first_token; at != DEAD && t < n->first_token + n->n_tokens; t++)
+            meet(v, w, v->tokens[t]);
+        if (at != DEAD && c->flags[at] & MAY_END && n->end > i + 1)
+            meet_exit(w, i);
+        path[n->depth] = at;
+        i = goes_on ? i + 1 : n->end;
     }
+}
+
+static void walk_all(struct gr_cache *c, uint32_t local, struct mask_walk *w)
+{
+    const struct mask_loop *l = main_loop(c, local);
+    if (l)
+        walk_from_loop(c, local, l, w);
+    else
+        walk_below(c, 0, local, w);
 }
 
 static const struct mask_part *part_of(struct gr_cache *c, uint32_t local)
@@ -540,6 +569,23 @@ static uint64_t canonical_count(const struct gr_repeat *r, uint64_t count, uint3
     return count;
 }
 
+/* A frame of a repeat, as far from its limits as makes a difference within one token. */
+static struct gr_frame canonical(const struct gr_program *p, struct gr_frame f, uint32_t longest)
+{
+    const struct gr_repeat *r = &p->repeats[p->states[f.state].a];
+    bool is_length = p->strings.character && r->body == p->strings.character && r->most != UINT32_MAX &&
+                     (!r->least || r->least == r->most);
+    if (is_length) {
+        const struct gr_repeat *common = &p->repeats[r->least ? p->strings.exactly : p->strings.at_most];
+        uint64_t left = r->most - f.data;
+        f.state = common->back;
+        f.data = common->most - (left <= longest ? left : (uint64_t)longest + 1);
+    } else {
+        f.data = canonical_count(r, f.data, longest);
+    }
+    return f;
+}
+
 /* Where a stack is cut: its upper frames as a local place. */
 struct cut {
     struct gr_cache *cache;
@@ -556,10 +602,9 @@ static struct cut cut(struct grammar *g, const struct gr_frame *stack, uint32_t 
     whole.n = n - base;
     memcpy(copy, stack + base, whole.n * sizeof(*copy));
     for (uint32_t i = 0; i < whole.n; i++) {
-        const struct gr_state *s = &g->program.states[copy[i].state];
+        if (g->program.states[copy[i].state].op == GR_OP_BACK)
+            copy[i] = canonical(&g->program, copy[i], g->vocab->longest);
         highest = copy[i].state > highest ? copy[i].state : highest;
-        if (s->op == GR_OP_BACK)
-            copy[i].data = canonical_count(&g->program.repeats[s->a], copy[i].data, g->vocab->longest);
     }
     struct gr_cache *c = highest < g->cache.n_shared ? g->cache.shared : &g->cache;
     struct gr_places one = {.frames = copy, .stacks = &whole, .n_frames = whole.n, .n_stacks = 1};

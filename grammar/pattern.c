@@ -746,8 +746,26 @@ static uint32_t emit_loop(struct gr_program *p, const struct gr_node *a, enum gr
     return loop;
 }
 
+/* Whether the node repeats any character, down to the end of a string. */
+static bool is_length(const struct gr_program *p, const struct gr_node *n, enum gr_domain domain, uint32_t next)
+{
+    bool is_any = n->a && n->a->kind == NODE_CLASS && has(n->a, 0, LAST);
+    return is_any && domain == GR_IN_STRING && next == p->strings.end && next != GR_END;
+}
+
+static uint32_t emit_length(struct gr_program *p, uint32_t least, uint32_t most)
+{
+    const struct gr_strings *s = &p->strings;
+    uint32_t next = most == UINT32_MAX ? s->rest : s->end;
+    if (most != UINT32_MAX && most > least)
+        next = gr_call(p, gr_repeat(p, s->character, 0, most - least), false, next);
+    return least ? gr_call(p, gr_repeat(p, s->character, least, least), false, next) : next;
+}
+
 static uint32_t emit_times(struct gr_program *p, const struct gr_node *n, enum gr_domain domain, uint32_t next)
 {
+    if (is_length(p, n, domain, next))
+        return emit_length(p, n->least, n->most);
     if (n->least > UNROLL_MOST || (n->most != UINT32_MAX && n->most > UNROLL_MOST))
         return gr_call(p, gr_repeat(p, gr_emit(p, n->a, domain, GR_END), n->least, n->most), false, next);
     uint32_t end = next;

@@ -518,7 +518,7 @@ static uint32_t rule_of_alternatives(struct schema *s, json_t *schema, const cha
 
 static uint32_t quoted(struct schema *s, const struct gr_node *n)
 {
-    return gr_byte(s->p, '"', '"', gr_emit(s->p, n, GR_IN_STRING, gr_byte(s->p, '"', '"', GR_END)));
+    return gr_byte(s->p, '"', '"', gr_emit(s->p, n, GR_IN_STRING, s->p->strings.end));
 }
 
 static uint32_t rule_of_pattern(struct schema *s, const char *pattern, size_t len, bool is_search)

@@ -47,7 +47,7 @@ run() { # NAME
   [ "$t" != config ] || for f in tests/model/golden/*/config.json; do
     cp "$f" "$build/corpus/$t/$(basename "$(dirname "$f")")"
   done
-  if "$build/tests/fuzz/fuzz_$t" -seed="$seed" -runs="$runs" -max_total_time="$seconds" -max_len=4096 \
+  if "$build/tests/fuzz/fuzz_$t" -seed="$seed" -runs="$runs" -max_total_time="$seconds" -max_len=4096 -timeout=60 \
     -close_fd_mask=3 -artifact_prefix="$build/$t-" "$build/corpus/$t" "${seeds[@]}" 2>"$build/$t.log"; then
     sed -n 's/^#\([0-9]*\)\tDONE *cov: \([0-9]*\).*/\1 runs, coverage \2/p' "$build/$t.log" | sed "s/^/ok fuzz_$t: /"
   else
