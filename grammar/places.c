@@ -24,6 +24,37 @@ void gr_places_free(struct gr_places *s)
     free(s->stacks);
 }
 
+uint64_t gr_places_hash(const struct gr_places *s)
+{
+    uint64_t h = 0x9e3779b97f4a7c15ull + s->is_done;
+    const unsigned char *b = (const unsigned char *)s->frames;
+    for (size_t i = 0; i < s->n_frames * sizeof(*s->frames); i++)
+        h = (h ^ b[i]) * 0x100000001b3ull;
+    for (uint32_t i = 0; i < s->n_stacks; i++)
+        h = (h ^ s->stacks[i].n) * 0x100000001b3ull;
+    return h ^ h >> 29;
+}
+
+bool gr_places_equal(const struct gr_places *a, const struct gr_places *b)
+{
+    if (a->is_done != b->is_done || a->n_stacks != b->n_stacks || a->n_frames != b->n_frames)
+        return false;
+    for (uint32_t i = 0; i < a->n_stacks; i++)
+        if (a->stacks[i].n != b->stacks[i].n)
+            return false;
+    return !a->n_frames || !memcmp(a->frames, b->frames, a->n_frames * sizeof(*a->frames));
+}
+
+struct gr_places gr_places_copy(const struct gr_places *s)
+{
+    struct gr_places c = *s;
+    c.frames = mem_dup(s->frames, s->n_frames * sizeof(*s->frames));
+    c.stacks = mem_dup(s->stacks, s->n_stacks * sizeof(*s->stacks));
+    c.cap_frames = s->n_frames;
+    c.cap_stacks = s->n_stacks;
+    return c;
+}
+
 /* How many frames of the two are the same, from their tops. */
 static uint32_t n_same(const struct gr_frame *a, const struct gr_frame *b, uint32_t n)
 {

@@ -21,6 +21,10 @@ enum { GR_STACKS_MOST = 512, GR_DEPTH_MOST = 256, GR_UNITS_MOST = 1 << 17 };
 
 void gr_places_clear(struct gr_places *s);
 void gr_places_free(struct gr_places *s);
+struct gr_places gr_places_copy(const struct gr_places *s);
+/* Of the same stacks in the same order. */
+bool gr_places_equal(const struct gr_places *a, const struct gr_places *b);
+uint64_t gr_places_hash(const struct gr_places *s);
 /* Adds to `out` all places at which a byte is taken that can be reached from this stack without a byte. */
 void gr_close(const struct gr_program *p, const struct gr_frame *stack, uint32_t n, struct gr_places *out);
 /* TD_ERR_UNSUPPORTED: a rule begins with itself, or has so many places at its beginning that it can't be
