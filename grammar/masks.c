@@ -15,7 +15,9 @@
 #include <string.h>
 
 static const size_t CACHE_BYTES_MOST = 16 << 20;
-enum { KEPT_FRAMES_MOST = 512 }; /* a mask of more frames is not kept: it costs too much to find it */
+/* A mask of more than KEPT_FRAMES_MOST frames is not kept: it costs too much to find it. LENGTHS_MOST:
+ * characters before the limit of a string for which parts are common; those are kept for ever. */
+enum { KEPT_FRAMES_MOST = 512, LENGTHS_MOST = 64 };
 
 static uint64_t canonical_count(const struct gr_repeat *r, uint64_t count, uint32_t longest)
 {
@@ -34,11 +36,11 @@ static struct gr_frame canonical(const struct gr_cache *c, struct gr_frame f)
     if (p->states[f.state].op != GR_OP_BACK)
         return f;
     const struct gr_repeat *r = &p->repeats[p->states[f.state].a];
+    uint64_t left = r->most - f.data, longest = c->vocab->longest;
     bool is_length = p->strings.character && r->body == p->strings.character && r->most != UINT32_MAX &&
                      (!r->least || r->least == r->most);
-    if (is_length) {
+    if (is_length && (left <= LENGTHS_MOST || left > longest)) {
         const struct gr_repeat *common = &p->repeats[r->least ? p->strings.exactly : p->strings.at_most];
-        uint64_t left = r->most - f.data, longest = c->vocab->longest;
         f.state = common->back;
         f.data = common->most - (left <= longest ? left : longest + 1);
     } else {

@@ -13,6 +13,7 @@
 
 /* -------------------------------------------------------------------- vocabulary */
 
+#define LONGEST "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc" /* 80 characters */
 static const char *const PIECES[] = {"{\"",         "\":",         "\": ",
                                      "\",",         "\", \"",      "\"}",
                                      "\"]",         "},",          "}]",
@@ -33,7 +34,7 @@ static const char *const PIECES[] = {"{\"",         "\":",         "\": ",
                                      "bbbb",        "\"}, {\"",    "\"\n}",
                                      "{}",          "[]",          "[[",
                                      "]]",          "1,",          "1]",
-                                     "1}"};
+                                     "1}",          LONGEST};
 enum { N_PIECES = sizeof(PIECES) / sizeof(PIECES[0]), N_TOKENS = 257 + N_PIECES };
 
 static struct grammar_vocab *vocab;
@@ -133,6 +134,14 @@ static const struct language LANGUAGES[] = {
      {"\"12345678901234567890\""},
      {"\"1234567890123456789\""}},
     {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":1}", {"\"a\"", "\"\\n\"", "\"ab\""}, {"\"\"", "\"", "1"}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\",\"minLength\":150,\"maxLength\":150}",
+     {"\"" LONGEST "1234567890123456789012345678901234567890123456789012345678901234567890\""},
+     {"\"" LONGEST "\"", "\"" LONGEST LONGEST "\""}},
+    {GRAMMAR_SCHEMA,
+     "{\"type\":\"string\",\"maxLength\":155}",
+     {"\"\"", "\"" LONGEST "\""},
+     {"\"" LONGEST LONGEST "\""}},
     {GRAMMAR_SCHEMA,
      "{\"type\":\"string\",\"minLength\":5,\"maxLength\":5}",
      {"\"12345\"", "\"1\\u00e9\xc3\xa9\\\\5\""},
