@@ -174,7 +174,10 @@ struct gr_trie_node {
     uint16_t depth;                 /* of the root: 0 */
     uint32_t end;                   /* behind the last node below this one */
     uint32_t first_token, n_tokens; /* in grammar_vocab.tokens */
+    uint64_t below;                 /* kinds of the bytes of the nodes below this one */
 };
+/* Bytes are of 64 kinds, each a bit: letters by themselves, as most tokens have only a few of them. */
+uint64_t gr_kind_of(uint8_t byte);
 struct grammar_vocab {
     struct gr_trie_node *nodes; /* [0]: the root */
     uint32_t *tokens;           /* sorted by their bytes */

@@ -145,10 +145,12 @@ static void keep(struct gr_cache *c, struct gr_whole *w, uint64_t hash, const st
                  const uint32_t *words)
 {
     const size_t len_bytes = grammar_mask_words(c->vocab) * sizeof(*words);
-    if (!w->words)
+    if (w->words) {
+        memcpy(w->words, words, len_bytes);
+    } else {
+        w->words = mem_dup(words, len_bytes);
         c->bytes += len_bytes;
-    w->words = w->words ? w->words : mem_zalloc(len_bytes);
-    memcpy(w->words, words, len_bytes);
+    }
     c->bytes -= w->places.n_frames * sizeof(*key->frames);
     gr_places_free(&w->places);
     w->places = gr_places_copy(key);

@@ -42,6 +42,8 @@ struct gr_local {
     uint64_t hash;
     struct gr_places places; /* is_done: the rule may have ended */
     struct gr_part *part;
+    uint64_t stays;             /* kinds of bytes all of which lead back to it */
+    uint32_t stays_walk;        /* the last walk that met these steps */
     const struct gr_loop *loop; /* GR_LOOPS: of the shared place that is the same; of a shared place its own, owned */
 };
 

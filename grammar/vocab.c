@@ -83,6 +83,38 @@ static void build_trie(struct grammar_vocab *v)
     free(open);
 }
 
+uint64_t gr_kind_of(uint8_t byte)
+{
+    static const char MARKS[] = " \"\\.-_/:,{}[]()\n";
+    const char *mark = byte ? strchr(MARKS, byte) : NULL;
+    unsigned kind;
+    if (byte >= 'a' && byte <= 'z')
+        kind = byte - 'a';
+    else if (byte >= 'A' && byte <= 'Z')
+        kind = 26 + (byte - 'A') / 4; /* to 32 */
+    else if (byte >= '0' && byte <= '9')
+        kind = 33;
+    else if (mark)
+        kind = 34 + (unsigned)(mark - MARKS); /* to 49 */
+    else if (byte >= 0x80)
+        kind = byte < 0xc0 ? 50 : byte < 0xe0 ? 51 : byte < 0xf0 ? 52 : 53;
+    else
+        kind = byte < ' ' ? 54 : 55;
+    return 1ull << kind;
+}
+
+static void note_below(struct grammar_vocab *v)
+{
+    uint64_t *seen = mem_array((size_t)v->longest + 2, sizeof(*seen)); /* by depth, since the last node above it */
+    for (uint32_t i = v->n_nodes; i-- > 0;) {
+        struct gr_trie_node *n = &v->nodes[i];
+        n->below = seen[n->depth + 1];
+        seen[n->depth + 1] = 0;
+        seen[n->depth] |= n->below | gr_kind_of(n->byte);
+    }
+    free(seen);
+}
+
 struct grammar_vocab *grammar_vocab_open(uint32_t n_tokens, grammar_bytes_of *bytes_of, void *user)
 {
     struct grammar_vocab *v = mem_zalloc(sizeof(*v));
@@ -90,6 +122,7 @@ struct grammar_vocab *grammar_vocab_open(uint32_t n_tokens, grammar_bytes_of *by
     take_bytes(v, bytes_of, user);
     sort_tokens(v);
     build_trie(v);
+    note_below(v);
     v->shared = gr_shared_open(v);
     return v;
 }

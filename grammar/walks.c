@@ -6,7 +6,7 @@
 
 /* ----------------------------------------------------------------------- walks */
 
-enum { LISTED_MOST = 1024 }; /* tokens of a list */
+enum { LISTED_MOST = 1024, STAYS_LEAST = 16 }; /* tokens of a list; nodes */
 
 static void list_to_words(const struct grammar_vocab *v, struct gr_walk *w)
 {
@@ -83,6 +83,34 @@ void gr_begin_walk(struct gr_cache *c)
     c->n_nodes = 0;
 }
 
+/*
+ * Whether all bytes below the node lead from the place back to it, without an end. Small subtrees are not
+ * worth the question. The steps are met in each walk that asks, so that its work does not depend on what is
+ * kept.
+ */
+static bool stays(struct gr_cache *c, uint32_t local, uint32_t node)
+{
+    const struct gr_trie_node *n = &c->vocab->nodes[node];
+    if (n->end - node < STAYS_LEAST || c->flags[local] & GR_MAY_END)
+        return false;
+    if (c->locals[local].stays_walk != c->walk) {
+        uint64_t kinds = UINT64_MAX;
+        for (uint32_t b = 0; b < 256; b++)
+            if (gr_is_too_much(c) || gr_local_step(c, local, (uint8_t)b) != local)
+                kinds &= ~gr_kind_of((uint8_t)b);
+        c->locals[local].stays = kinds;
+        c->locals[local].stays_walk = c->walk;
+    }
+    return !(n->below & ~c->locals[local].stays);
+}
+
+static void meet_below(const struct grammar_vocab *v, uint32_t node, struct gr_walk *w)
+{
+    uint32_t end;
+    for (uint32_t k = tokens_below(v, node, &end); k < end; k++)
+        meet(v, w, v->tokens[k]);
+}
+
 /* Walks over nodes [from, end), which are the node `from` and what is behind it, at most up to a node that is
  * less deep. */
 static void walk_nodes(struct gr_cache *c, uint32_t from, uint32_t end, struct gr_walk *w)
@@ -96,6 +124,11 @@ static void walk_nodes(struct gr_cache *c, uint32_t from, uint32_t end, struct g
         if (at == GR_DEAD || l) {
             if (l)
                 take_loop(c, l, i, w);
+            i = n->end;
+            continue;
+        }
+        if (at == path[n->depth - 1] && stays(c, at, i)) {
+            meet_below(c->vocab, i, w);
             i = n->end;
             continue;
         }
@@ -157,6 +190,11 @@ static void walk_from_loop(struct gr_cache *c, uint32_t local, const struct gr_l
                 k++;
             for (; k < p->n_exits && p->exits[k] < n->end; k++)
                 meet_exit(w, p->exits[k]);
+            i = n->end;
+            continue;
+        }
+        if (at != GR_DEAD && at == path[n->depth - 1] && stays(c, at, i)) {
+            meet_below(v, i, w);
             i = n->end;
             continue;
         }
