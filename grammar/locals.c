@@ -168,6 +168,11 @@ struct gr_shared *gr_shared_open(const struct grammar_vocab *v)
     gr_json_init(&s->program, &s->json);
     gr_cache_open(&s->cache, v, &s->program, NULL);
     s->cache.is_common = true;
+    const struct gr_frame rest = {.state = s->program.strings.rest, .is_base = true};
+    struct gr_places inside = {0};
+    gr_close(&s->program, &rest, 1, &inside);
+    gr_share_loop(&s->cache, gr_local_of(&s->cache, &inside));
+    gr_places_free(&inside);
     return s;
 }
 

@@ -128,6 +128,8 @@ void gr_walk_below(struct gr_cache *c, uint32_t node, uint32_t local, struct gr_
 const struct gr_part *gr_part_of(struct gr_cache *c, uint32_t local);
 /* Looks whether a new place is one of the shared rules', and loops there. */
 void gr_find_loop(struct gr_cache *c, uint32_t local);
+/* The same for a place of the shared rules themselves: others of them take over what it has. */
+void gr_share_loop(struct gr_cache *shared, uint32_t local);
 
 static inline bool gr_is_too_much(const struct gr_cache *c)
 {

@@ -482,21 +482,35 @@ static bool parse_alternatives(struct parsing *p, struct gr_node **out, enum td_
     return true;
 }
 
-/* The whole text: each alternative may be found anywhere, but where ^ and $ say otherwise. */
+struct alternatives {
+    struct gr_node *node; /* NULL: the empty text, or none */
+    bool has_any;
+};
+
+static void add_alternative(struct gr_tree *t, struct alternatives *a, struct gr_node *n)
+{
+    a->node = a->has_any ? gr_node_alt(t, a->node, n) : n;
+    a->has_any = true;
+}
+
+/* The whole text: each alternative may be found anywhere, but where ^ and $ say otherwise. Those that may are
+ * looked for together, as one place of masks. */
 static bool parse_whole(struct parsing *p, bool is_search, struct gr_node **out, enum td_status *s)
 {
-    bool is_first = true;
+    struct alternatives anywhere = {0}, all = {0};
     do {
         struct gr_node *n;
         if (!parse_pieces(p, &n, s))
             return false;
-        if (is_search && !p->begins)
-            n = gr_node_cat(p->t, gr_node_times(p->t, class_of(p->t, 0, LAST), 0, UINT32_MAX), n);
         if (is_search && !p->ends)
             n = gr_node_cat(p->t, n, gr_node_times(p->t, class_of(p->t, 0, LAST), 0, UINT32_MAX));
-        *out = is_first ? n : gr_node_alt(p->t, *out, n);
-        is_first = false;
+        add_alternative(p->t, is_search && !p->begins ? &anywhere : &all, n);
     } while (skip(p, "|"));
+    if (anywhere.has_any) {
+        struct gr_node *before = gr_node_times(p->t, class_of(p->t, 0, LAST), 0, UINT32_MAX);
+        add_alternative(p->t, &all, gr_node_cat(p->t, before, anywhere.node));
+    }
+    *out = all.node;
     return p->at == p->len || fail(p, s, TD_ERR_INVALID, ") is not opened");
 }
 

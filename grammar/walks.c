@@ -279,3 +279,9 @@ void gr_find_loop(struct gr_cache *c, uint32_t local)
         c->locals[local].loop = loop_of(c->shared, there);
     c->flags[local] |= c->locals[local].loop ? GR_LOOPS : 0;
 }
+
+void gr_share_loop(struct gr_cache *shared, uint32_t local)
+{
+    if (loops(shared, local) && loop_of(shared, local))
+        shared->flags[local] |= GR_LOOPS;
+}
