@@ -33,10 +33,12 @@ def cache(cluster, action, n=None, *args, router=None):
 
 
 def flood(cluster, first):
-    """Sends prompts one at a time: blocks that a store has not taken yet hold pages, and a full pool takes
-    pinned ones."""
-    results = cluster.generate([line(i) for i in range(first, first + 12)], ["--concurrency", "1"])
-    assert all("error" not in r for r in results.values()), results
+    """Sends prompts two at a time, and waits for the store: blocks that it has not taken yet hold pages, and
+    a full pool takes pinned ones."""
+    for i in range(first, first + 12, 2):
+        results = cluster.generate([line(i), line(i + 1)], ["--concurrency", "1"])
+        assert all("error" not in r for r in results.values()), results
+        cluster.audit()
 
 
 def small():
