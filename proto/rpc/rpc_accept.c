@@ -27,11 +27,16 @@
 #include "base/mem.h"
 #include "base/process.h"
 #include "base/thread.h"
+#include "proto/rpc/rpc_flow.h"
 #include "proto/rpc/rpc_tls.h"
 
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { FLOODS = 64, CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
-#define WARN_EVERY_NS (10 * NS_PER_S)
+/* Frames and records around a message; connections that are looked at each time; bytes without a call. */
+enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10 };
+#define NOISE_NS        (NS_PER_S / 2)
+#define PARDON_EVERY_NS (10 * NS_PER_S)
+#define WARN_EVERY_NS   (10 * NS_PER_S)
 
 struct origin { /* an address whose connections are bounded together: IPv4, or the first half of IPv6 */
     bool is_bounded;
@@ -55,11 +60,18 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t idle_ns; /* since when it has no call */
     uint32_t waste;   /* of calls that ended since waste_ns */
     uint64_t waste_ns;
+    int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
+    uint64_t wire_cookie, began_ns;
+    uint64_t explained_bytes;       /* by calls and messages: see rpc_door_message() */
+    uint64_t quiet_bytes, quiet_ns; /* explained_bytes when it had no call and too many bytes, and since when */
+    uint64_t pardon_ns;             /* when bytes of a call that was given up were last taken as explained */
+    bool gave_up;                   /* a call without a message has ended */
 };
 
 struct flood { /* new connections from there are refused until then */
     struct origin from;
     uint64_t until_ns;
+    uint32_t n_before; /* floods from there that were remembered */
 };
 
 struct rpc_door {
@@ -69,7 +81,8 @@ struct rpc_door {
     char *path; /* of a unix socket; NULL */
     int listeners[LISTENERS_MAX], n_listeners;
     int epoll_fd, wake_fd, spare_fd;
-    uint64_t tick_ns;               /* when tick() is due */
+    uint64_t tick_ns, look_ns;      /* when tick() and look_at_flows() are due */
+    uint32_t next_look;             /* connection that is looked at next, modulo their number */
     uint64_t resume_ns;             /* nothing is accepted until then; 0: no pause */
     TAILQ_HEAD(, newcomer) waiting; /* the oldest first; used by the thread only */
     _Atomic uint64_t warned_ns;
@@ -215,6 +228,7 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
         fd = rpc_tls_hand_over(d->config.tls, tls, d->config.max_unsent_bytes);
         has_room = fd >= 0;
     }
+    uint64_t now = clock_now(&d->clock);
     if (has_room && (uint32_t)fd >= d->cap_connections) {
         uint32_t cap = (uint32_t)fd * 2;
         d->connections = mem_resize(d->connections, cap, sizeof(*d->connections));
@@ -224,8 +238,15 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
         forget(d, &d->connections[fd]);
-        d->connections[fd] = (struct connection){
-            .cookie = cookie_of(fd), .from = *from, .peer = peer, .local = local, .idle_ns = clock_now(&d->clock)};
+        d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
+                                                 .from = *from,
+                                                 .peer = peer,
+                                                 .local = local,
+                                                 .idle_ns = now,
+                                                 .wire_fd = outer,
+                                                 .wire_cookie = cookie_of(outer),
+                                                 .began_ns = now,
+                                                 .quiet_ns = now};
     }
     d->stats.n_refused += !has_room;
     pthread_mutex_unlock(&d->lock);
@@ -311,8 +332,17 @@ static void remember_flood(struct rpc_door *d, const struct origin *from, uint64
 {
     if (!from->is_bounded)
         return;
-    d->floods[d->next_flood] = (struct flood){*from, now + RPC_FLOOD_WAIT_MS * NS_PER_MS};
-    d->next_flood = (d->next_flood + 1) % FLOODS;
+    struct flood *f = NULL;
+    for (int i = 0; i < FLOODS && !f; i++)
+        if (d->floods[i].until_ns && is_same(&d->floods[i].from, from))
+            f = &d->floods[i];
+    uint32_t n = f && now < f->until_ns + RPC_FLOOD_MEMORY_MS * NS_PER_MS ? f->n_before + 1 : 0;
+    if (!f) {
+        f = &d->floods[d->next_flood];
+        d->next_flood = (d->next_flood + 1) % FLOODS;
+    }
+    n = n > RPC_FLOOD_DOUBLINGS ? RPC_FLOOD_DOUBLINGS : n;
+    *f = (struct flood){*from, now + ((uint64_t)RPC_FLOOD_WAIT_MS << n) * NS_PER_MS, n};
 }
 
 static bool must_wait(struct rpc_door *d, const struct origin *from)
@@ -365,6 +395,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
         } else {
             cookie = c->cookie;
             c->n_calls++;
+            c->explained_bytes += RPC_CALL_BYTES;
             d->n_calls++;
         }
     }
@@ -384,6 +415,7 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
         d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
+        c->gave_up |= waste != 0;
         is_cut = waste && is_flood(c, waste, now);
     }
     if (is_cut)
@@ -391,6 +423,73 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
         warn(d, "connection closed: it opens calls and gives them up");
+}
+
+void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes)
+{
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection)
+        c->explained_bytes += 2 * len_bytes + MESSAGE_BYTES;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Whether a connection without calls has had these bytes for a while. They may be of a message whose call was
+ * given up, now and then. */
+static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
+{
+    if (c->n_calls || bytes <= NOISE_BYTES || c->quiet_bytes != c->explained_bytes) {
+        c->quiet_bytes = c->explained_bytes;
+        c->quiet_ns = now;
+        return false;
+    }
+    if (now - c->quiet_ns < NOISE_NS)
+        return false;
+    bool is_pardoned = c->gave_up && (!c->pardon_ns || now - c->pardon_ns > PARDON_EVERY_NS);
+    if (is_pardoned) {
+        c->explained_bytes += bytes;
+        c->pardon_ns = now;
+        c->gave_up = false;
+    }
+    return !is_pardoned;
+}
+
+/* Whether more has come than the connection's calls explain. Call under the lock. */
+static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint64_t now)
+{
+    struct rpc_flow flow;
+    if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
+        return false;
+    uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
+    uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
+    bool is_much = bytes > (uint64_t)d->config.max_message_bytes * (1 + c->n_calls);
+    return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
+}
+
+/* Closes the connections on which more came than their calls explain, if it is time to look; returns ms until
+ * it is the next time, or -1: nobody is connected. Of many connections it looks at some each time. */
+static int look_at_flows(struct rpc_door *d)
+{
+    uint64_t now = clock_now(&d->clock);
+    uint32_t n_cut = 0, n_looks = 0;
+    if (!d->config.max_message_bytes || !atomic_load(&d->n_open))
+        return -1;
+    if (now >= d->look_ns) {
+        pthread_mutex_lock(&d->lock);
+        for (uint32_t i = 0; i < d->cap_connections && n_looks < LOOKS_A_TIME; i++) {
+            struct connection *c = &d->connections[d->next_look++ % d->cap_connections];
+            n_looks += c->cookie != 0;
+            if (is_unexplained(d, c, now)) {
+                end_flood(d, c, now);
+                n_cut++;
+            }
+        }
+        pthread_mutex_unlock(&d->lock);
+        d->look_ns = now + RPC_LOOK_MS * NS_PER_MS;
+    }
+    if (n_cut)
+        warn(d, "connection closed: it sends bytes that belong to no call");
+    return (int)((d->look_ns - now) / NS_PER_MS) + 1;
 }
 
 struct rpc_door_stats rpc_door_stats(struct rpc_door *d)
@@ -617,9 +716,11 @@ static void *run(void *arg)
     struct rpc_door *d = arg;
     while (!atomic_load(&d->stop)) {
         struct epoll_event e;
-        int silent_ms = drop_silent(d), tick_ms = tick(d);
-        if (epoll_wait(d->epoll_fd, &e, 1, (unsigned)silent_ms < (unsigned)tick_ms ? silent_ms : tick_ms) < 1 ||
-            e.data.ptr == d)
+        unsigned silent_ms = (unsigned)drop_silent(d), wait_ms = (unsigned)tick(d);
+        unsigned look_ms = (unsigned)look_at_flows(d); /* -1 is the largest number */
+        wait_ms = silent_ms < wait_ms ? silent_ms : wait_ms;
+        wait_ms = look_ms < wait_ms ? look_ms : wait_ms;
+        if (epoll_wait(d->epoll_fd, &e, 1, (int)wait_ms) < 1 || e.data.ptr == d)
             continue;
         if (is_listener(d, e.data.ptr))
             take_accepts(d, *(int *)e.data.ptr);

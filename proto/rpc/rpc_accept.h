@@ -33,6 +33,7 @@
 #include "base/status.h"
 
 enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_FLOOD_WAIT_MS = 2000, RPC_PREFACE_MOST = 24 };
+enum { RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLINGS = 5 };
 
 struct rpc_door;
 struct rpc_tls;
@@ -45,6 +46,7 @@ struct rpc_door_config {
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */
+    uint32_t max_message_bytes;                /* 0: bytes are not bounded; see rpc_door_message() */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
     struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
@@ -57,7 +59,7 @@ struct rpc_door_config {
 struct rpc_door_stats {
     uint32_t n_open, n_waiting;       /* handed on and not closed a second ago; silent so far */
     uint64_t n_accepted, n_refused;   /* refused: at a bound */
-    uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; see call_begin and call_end */
+    uint64_t n_late, n_idle, n_flood; /* closed: late to speak; for others; see call_begin, call_end, message */
     uint64_t n_foreign;               /* closed: speaks another protocol, or its handshake of TLS has failed */
 };
 
@@ -82,6 +84,19 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
  */
 enum { RPC_CALLS_LEAST = 64 };
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
+/*
+ * A message of a call on the connection has come. The door looks 20 times a second how many bytes of each
+ * connection this process has read, and closes one as a flood's that has sent more than its calls explain:
+ * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges pings
+ * and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for each call
+ * that is under way. One that has no call gets 32 KiB instead of a message, after half a second; every ten
+ * seconds it may give up a call whose message is on its way.
+ *
+ * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
+ * pause, a thread of its own does nothing for others.
+ */
+enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50 };
+void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
@@ -89,7 +104,8 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
  * waste: 0 for a call that was answered, or that was given up later than RPC_YOUNG_MS after it began. A
  * connection with more than RPC_WASTE_MOST in a second is closed, with those from its address that have been
  * open for a second without a call that was answered, and the address gets no other for RPC_FLOOD_WAIT_MS,
- * unless it is this host's. (No longer, because others may be behind the same address.)
+ * unless it is this host's. (No longer, because others may be behind the same address; but twice as long for
+ * each flood that follows within RPC_FLOOD_MEMORY_MS, up to 32 times.)
  *
  * gRPC reads faster than calls are handled, and keeps some 9 KiB for each, also for those that were reset
  * meanwhile. So calls of a connection that was closed here are dropped unseen (call_begin gives 0):

@@ -664,6 +664,8 @@ static void call_deliver(struct rpc_call *call, grpc_byte_buffer *buffer)
         call_abort(call, call->is_server ? RPC_RESOURCE_EXHAUSTED : RPC_INTERNAL, text, true);
         return;
     }
+    if (call->door)
+        rpc_door_message(call->door, call->fd, call->connection, grpc_byte_buffer_length(buffer));
     ProtobufCMessage *message = call_unpack(call, buffer);
     if (!message) {
         snprintf(text, sizeof(text), "%s: not parseable", call->incoming->name);

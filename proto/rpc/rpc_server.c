@@ -240,9 +240,12 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER,
-         .key = (char *)GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-         .value.integer = 200},
+        /*
+         * The door ends floods of pings. gRPC would close the connection, too, but a client that reads
+         * nothing keeps it from that, and then each ping makes an error of its own: 15 MiB and a tenth of a
+         * second for what lies in the kernel's buffer.
+         */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PING_STRIKES, .value.integer = 0},
         /* A compressed message of 1 MiB may hold 1 GiB, which gRPC makes before it looks at any limit. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
@@ -299,6 +302,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .max_per_address = config->max_per_address,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
                                          .max_calls = config->max_calls,
+                                         .max_message_bytes = s->pump.max_message_bytes,
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
                                          .take = take_connection,

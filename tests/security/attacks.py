@@ -291,7 +291,11 @@ def empty_continuations(address, until, at):
 def pings_and_settings_that_are_not_read(address, until, at):
     held = []
     while not until():
-        conn = h2.Connection(address, reads=False)
+        try:
+            conn = h2.Connection(address, reads=False)
+        except OSError:
+            time.sleep(0.01)
+            continue
         held.append(conn)
         conn.socket.settimeout(0.5)
         for one in (h2.frame(h2.PING, payload=bytes(8)), h2.frame(h2.SETTINGS)):

@@ -6,10 +6,10 @@ requests. Asked: with the attack their goodput is at least 0.9 of that beside th
 TTFT at most twice as long; afterwards everything is served, the audit is clean, and the memory of the process
 is back within 64 MiB.
 
-Default: a few, and without the two bounds of time, because other tests run on the same cores.
+Default: a few, and half of the goodput is enough, because other tests run on the same cores.
 TANDEM_LONG=security: all.
 """
-import os, sys
+import math, os, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 import attacks
@@ -71,7 +71,8 @@ class Campaign:
             report = json.loads(out.stdout)
         except ValueError:
             raise AssertionError(out.stderr)
-        return report["request_goodput"], report["p99_ttft_ms"]
+        # None: nothing was answered
+        return report["request_goodput"] or 0.0, report["p99_ttft_ms"] or math.inf
 
     def run_beside(self, name, address, path):
         program = [sys.executable, os.path.join(os.path.dirname(__file__), "attacks.py")]
@@ -105,7 +106,8 @@ class Campaign:
             if attempt:
                 self.sinks.pop(name, None)
             quiet, attacked = self.beside_sink(name, path), self.run_beside(name, address, path)
-            wrong = LONG and (attacked[0] < 0.9 * quiet[0] or attacked[1] > 2 * quiet[1] + 10)
+            wrong = attacked[0] < 0.5 * quiet[0] or (
+                LONG and (attacked[0] < 0.9 * quiet[0] or attacked[1] > 2 * quiet[1] + 10))
             print(f"# {listener}: {name}: goodput {attacked[0]:.1f} of {quiet[0]:.1f}/s, p99 TTFT {attacked[1]:.1f} of "
                   f"{quiet[1]:.1f} ms, memory {(memory(process) - before) >> 20:+} MiB", flush=True)
             if process.child.poll() is not None or process.pid != pid:
@@ -119,7 +121,8 @@ class Campaign:
         return f"{listener}: {name}: {figures}" if wrong else None
 
 
-FEW = [("client", "rapid_resets"), ("prefill", "silent_connections"), ("decode's transfer", "noise")]
+FEW = [("client", "rapid_resets"), ("client", "empty_continuations"), ("prefill", "silent_connections"),
+       ("decode's transfer", "noise")]
 
 
 @test

@@ -46,7 +46,7 @@ class Watch(threading.Thread):
             time.sleep(0.02)
 
 
-def attacked(attack, at="router", most=MOST):
+def attacked(attack, at="router", most=MOST, longest=20):
     with Cluster() as c:
         process = c.router if at == "router" else c.workers[0]
         ask(c)
@@ -73,7 +73,7 @@ def attacked(attack, at="router", most=MOST):
         print(f"# most {(watch.most - before) >> 20} MiB, left {(memory(process) - before) >> 20} MiB; "
               f"other calls: {len(times)}, longest {max(times):.3f} s", flush=True)
         assert SLOW > 1 or watch.most < before + most, f"{(watch.most - before) >> 20} MiB"
-        assert max(times) < 20 * SLOW, max(times)
+        assert max(times) < longest * SLOW, max(times)
         c.audit()
 
 
@@ -111,8 +111,33 @@ def test_endless_headers_are_bounded():
 
 @test
 def test_floods_of_pings_and_settings_are_bounded():
-    # gRPC keeps up to 4 MiB of answers for a connection that does not read
-    attacked(attacks.pings_and_settings_that_are_not_read, most=2 * MOST)
+    attacked(attacks.pings_and_settings_that_are_not_read, longest=4)
+
+
+@test
+def test_frames_that_belong_to_no_call_are_bounded():
+    # read without a pause, they keep a thread of gRPC from all others
+    for attack in (attacks.empty_continuations, attacks.window_updates, attacks.empty_data_frames,
+                   attacks.pings_that_are_read):
+        attacked(attack, longest=4)
+
+
+@test
+def test_a_client_that_gives_up_a_long_message_keeps_its_connection():
+    with Cluster() as c:
+        conn = h2.Connection(c.router.address)
+        given_up = conn.open(attacks.GENERATE)
+        for part in (h2.message(bytes(3 * MIB))[:-1][i:i + 16000] for i in range(0, 2 * MIB, 16000)):
+            assert conn.send(h2.frame(h2.DATA, 0, given_up, part))
+            time.sleep(0.001)  # as a client does that keeps to its window
+        conn.send(h2.frame(h2.RST_STREAM, 0, given_up, b"\0\0\0\x08"))
+        time.sleep(1.5)
+        answered = conn.came.get(h2.DATA, 0)
+        asked = request(ids=list(range(1, 40)), max_tokens=4, stopping__ignore_eos=True)
+        conn.write(conn.open(attacks.GENERATE), h2.message(asked.SerializeToString()), end=True)
+        wait_until(lambda: conn.came.get(h2.DATA, 0) > answered, 10, "an answer on the same connection")
+        assert not conn.is_over
+        conn.close()
 
 
 @test
