@@ -15,6 +15,7 @@ enum { MAX_RETRY_MS = 60000 };
 /* An owner with jobs, or that was served for longer than others have been since. */
 struct owner {
     uint64_t id, served_ns, waiting_bytes;
+    uint64_t guessed_ns; /* of its jobs that run; not in served_ns */
     uint32_t n_jobs, n_running;
     struct job *head, **tail;
 };
@@ -80,12 +81,18 @@ static struct owner *owner_of(struct jobs *p, uint64_t id)
     return o;
 }
 
-/* *guess_ns_out: what the job counts as until it has ended. */
+static bool is_before(const struct owner *a, const struct owner *b)
+{
+    return a->served_ns + a->guessed_ns < b->served_ns + b->guessed_ns;
+}
+
+/* *guess_ns_out: what the job counts as until it has ended. Guesses are not in the level: one that was far
+ * too long would hold up whoever comes. */
 static struct job *job_take(struct jobs *p, uint64_t *guess_ns_out)
 {
     struct owner *o = NULL;
     for (uint32_t i = 0; i < p->n_owners; i++)
-        if (p->owners[i]->head && (!o || p->owners[i]->served_ns < o->served_ns))
+        if (p->owners[i]->head && (!o || is_before(p->owners[i], o)))
             o = p->owners[i];
     struct job *job = o->head;
     o->head = job->next;
@@ -93,7 +100,7 @@ static struct job *job_take(struct jobs *p, uint64_t *guess_ns_out)
         o->tail = &o->head;
     p->level_ns = o->served_ns > p->level_ns ? o->served_ns : p->level_ns;
     *guess_ns_out = (uint64_t)((double)job->cost_bytes * p->ns_per_byte);
-    o->served_ns += *guess_ns_out;
+    o->guessed_ns += *guess_ns_out;
     o->waiting_bytes -= job->cost_bytes;
     o->n_jobs--;
     o->n_running++;
@@ -108,7 +115,8 @@ static void job_ended(struct jobs *p, uint64_t owner, uint64_t cost_bytes, uint6
     double ns_per_byte = (double)took_ns / (double)(cost_bytes ? cost_bytes : 1);
     struct owner *o = owner_find(p, owner);
     p->ns_per_byte += p->ns_per_byte > 0 ? share * (ns_per_byte - p->ns_per_byte) : ns_per_byte;
-    o->served_ns += took_ns - guess_ns;
+    o->served_ns += took_ns;
+    o->guessed_ns -= guess_ns;
     o->n_running--;
 }
 

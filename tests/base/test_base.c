@@ -1000,6 +1000,29 @@ START_TEST(test_jobs_of_an_owner_that_comes_and_goes_are_shared_by_time)
 }
 END_TEST
 
+/* Jobs of many bytes are thought to take long, because small ones did, and do not. */
+START_TEST(test_jobs_that_are_shorter_than_they_seemed_hold_up_nobody)
+{
+    _Atomic uint32_t n_done = 0;
+    uint32_t place = UINT32_MAX;
+    const struct work long_one = {.n_done = &n_done, .nap_ns = 20 * NS_PER_MS};
+    const struct work short_one = {.n_done = &n_done, .nap_ns = 2 * NS_PER_MS};
+    const struct jobs_config c = {.thread_name = "t", .n_threads = 2, .max_jobs = 1000, .max_bytes = 1 << 20};
+    struct jobs *jobs = jobs_open(&c);
+    ck_assert(give_work(jobs, 3, 1, &long_one));
+    while (!n_done)
+        nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
+    for (int i = 0; i < 300; i++)
+        ck_assert(give_work(jobs, 1, 1000, &short_one));
+    while (n_done < 20)
+        nanosleep(&(struct timespec){.tv_nsec = (long)NS_PER_MS}, NULL);
+    uint32_t n_before = n_done;
+    ck_assert(give(jobs, 2, 1000, NULL, &n_done, &place));
+    jobs_close(jobs);
+    ck_assert_msg(place < n_before + 50, "it was number %u after %u", place, n_before);
+}
+END_TEST
+
 static void count_tick(void *arg)
 {
     atomic_fetch_add((_Atomic uint32_t *)arg, 1);
@@ -1066,6 +1089,7 @@ int main(void)
     tcase_add_test(t, test_jobs_queue_is_bounded_and_no_owner_gets_more_than_it_leaves);
     tcase_add_test(t, test_jobs_are_shared_by_time_and_not_by_bytes);
     tcase_add_test(t, test_jobs_of_an_owner_that_comes_and_goes_are_shared_by_time);
+    tcase_add_test(t, test_jobs_that_are_shorter_than_they_seemed_hold_up_nobody);
     tcase_add_test(t, test_ticker_calls_again_and_again_and_ends_at_once);
     suite_add_tcase(s, t);
     return tap_main(s);
