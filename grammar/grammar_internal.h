@@ -66,8 +66,8 @@ struct gr_key { /* a node of a trie of names, with both quotes */
 
 /*
  * Parts of strings that are the same in all programs, so that masks of them are made once for a vocabulary. A
- * string of at most, or of exactly, so many characters repeats `character` by a repeat of its own; where it
- * stands as many characters before its limit as one of these, masks are made for this one (masks.c).
+ * string with a limit of its length repeats `character` by a repeat of its own. Its mask k characters before
+ * that limit is the mask of at_most, or exactly, k characters before theirs (masks.c).
  */
 struct gr_strings {
     uint32_t rest; /* what may come behind the first quote of any string, with the last one */

@@ -22,7 +22,7 @@
 enum { GR_GOES_ON = 1, GR_MAY_END = 2, GR_LOOPS = 4 }; /* of a local place */
 #define GR_DEAD    UINT32_MAX
 #define GR_UNKNOWN (UINT32_MAX - 1)
-/* A frame that is compared or copied (gr_places.n_units) is as much work as so many nodes of the trie. */
+/* A frame that is compared or copied (gr_places.n_units) counts as GR_NODES_A_UNIT nodes of the trie. */
 enum { GR_NODES_A_UNIT = 16, GR_WHOLES = 128 }; /* GR_WHOLES: masks that are kept */
 
 struct gr_part {
@@ -76,7 +76,7 @@ struct gr_cache {
     pthread_mutex_t lock; /* guards the rest */
     struct gr_local *locals;
     struct gr_mask_step *steps; /* by local place, then by class of bytes */
-    uint8_t *flags;             /* GR_GOES_ON, GR_MAY_END */
+    uint8_t *flags;             /* GR_GOES_ON, GR_MAY_END, GR_LOOPS */
     uint32_t walk;              /* number of the present one; the first is 1 */
     uint64_t n_nodes, most;     /* work of the present one, and of any mask */
     uint32_t n_locals, cap_locals;

@@ -34,9 +34,8 @@ enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { FLOODS = 64, CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 /* Frames and records around a message; connections that are looked at each time; bytes without a call. */
 enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10 };
-#define NOISE_NS        (NS_PER_S / 2)
-#define PARDON_EVERY_NS (10 * NS_PER_S)
-#define WARN_EVERY_NS   (10 * NS_PER_S)
+#define NOISE_NS      (NS_PER_S / 2)
+#define WARN_EVERY_NS (10 * NS_PER_S)
 
 struct origin { /* an address whose connections are bounded together: IPv4, or the first half of IPv6 */
     bool is_bounded;
@@ -62,10 +61,10 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t waste_ns;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
     uint64_t wire_cookie, began_ns;
-    uint64_t explained_bytes;       /* by calls and messages: see rpc_door_message() */
-    uint64_t quiet_bytes, quiet_ns; /* explained_bytes when it had no call and too many bytes, and since when */
-    uint64_t pardon_ns;             /* when bytes of a call that was given up were last taken as explained */
-    bool gave_up;                   /* a call without a message has ended */
+    uint64_t explained_bytes;         /* by calls and messages: see rpc_door_message() */
+    uint64_t quiet_bytes, quiet_ns;   /* explained_bytes when it had no call and too many bytes, and since when */
+    uint64_t unread_bytes, unread_ns; /* what calls whose message is not read may still explain, as of then */
+    uint64_t surplus_bytes;           /* explained and never sent: it explains nothing later */
 };
 
 struct flood { /* new connections from there are refused until then */
@@ -415,7 +414,6 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
         d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
-        c->gave_up |= waste != 0;
         is_cut = waste && is_flood(c, waste, now);
     }
     if (is_cut)
@@ -434,8 +432,24 @@ void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t le
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Whether a connection without calls has had these bytes for a while. They may be of a message whose call was
- * given up, now and then. */
+void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection)
+{
+    uint64_t now = clock_now(&d->clock);
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection) {
+        double bytes = (double)c->unread_bytes + (double)(now - c->unread_ns) * 1e-9 * RPC_UNREAD_BYTES;
+        c->unread_bytes = bytes < RPC_UNREAD_BYTES ? (uint64_t)bytes : RPC_UNREAD_BYTES;
+        c->unread_ns = now;
+        uint64_t n = d->config.max_message_bytes;
+        n = n < c->unread_bytes ? n : c->unread_bytes;
+        c->unread_bytes -= n;
+        c->explained_bytes += n;
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Whether a connection without calls has had these bytes for a while. */
 static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
 {
     if (c->n_calls || bytes <= NOISE_BYTES || c->quiet_bytes != c->explained_bytes) {
@@ -443,15 +457,7 @@ static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
         c->quiet_ns = now;
         return false;
     }
-    if (now - c->quiet_ns < NOISE_NS)
-        return false;
-    bool is_pardoned = c->gave_up && (!c->pardon_ns || now - c->pardon_ns > PARDON_EVERY_NS);
-    if (is_pardoned) {
-        c->explained_bytes += bytes;
-        c->pardon_ns = now;
-        c->gave_up = false;
-    }
-    return !is_pardoned;
+    return now - c->quiet_ns >= NOISE_NS;
 }
 
 /* Whether more has come than the connection's calls explain. Call under the lock. */
@@ -460,9 +466,13 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     struct rpc_flow flow;
     if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
         return false;
+    uint64_t most = d->config.max_message_bytes;
     uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
+    explained -= c->surplus_bytes;
+    if (explained > flow.read_bytes + most)
+        c->surplus_bytes += explained - flow.read_bytes - most;
     uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
-    bool is_much = bytes > (uint64_t)d->config.max_message_bytes * (1 + c->n_calls);
+    bool is_much = bytes > most * (1 + c->n_calls);
     return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 

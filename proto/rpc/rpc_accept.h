@@ -89,14 +89,19 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * connection this process has read, and closes one as a flood's that has sent more than its calls explain:
  * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges pings
  * and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for each call
- * that is under way. One that has no call gets 32 KiB instead of a message, after half a second; every ten
- * seconds it may give up a call whose message is on its way.
+ * that is under way. One that has no call gets 32 KiB instead of a message, after half a second. What was not
+ * used is not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
  */
 enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50 };
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
+/* A call ends whose message was not read, because it was refused or given up: as much as one message may
+ * have come, of all such calls of a connection RPC_UNREAD_BYTES in a second. Call it before
+ * rpc_door_call_end(). */
+enum { RPC_UNREAD_BYTES = 16 << 20 };
+void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);

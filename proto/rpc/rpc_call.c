@@ -269,6 +269,8 @@ static uint32_t call_waste(const struct rpc_call *call)
 static void call_release(struct rpc_call *call)
 {
     grpc_call_unref(call->grpc);
+    if (call->door && !call->n_received)
+        rpc_door_unread(call->door, call->fd, call->connection);
     if (call->door)
         rpc_door_call_end(call->door, call->fd, call->connection, call_waste(call));
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */

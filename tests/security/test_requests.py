@@ -123,15 +123,16 @@ def test_frames_that_belong_to_no_call_are_bounded():
 
 
 @test
-def test_a_client_that_gives_up_a_long_message_keeps_its_connection():
+def test_a_client_that_gives_up_long_messages_keeps_its_connection():
     with Cluster() as c:
         conn = h2.Connection(c.router.address)
-        given_up = conn.open(attacks.GENERATE)
-        for part in (h2.message(bytes(3 * MIB))[:-1][i:i + 16000] for i in range(0, 2 * MIB, 16000)):
-            assert conn.send(h2.frame(h2.DATA, 0, given_up, part))
-            time.sleep(0.001)  # as a client does that keeps to its window
-        conn.send(h2.frame(h2.RST_STREAM, 0, given_up, b"\0\0\0\x08"))
-        time.sleep(1.5)
+        for _ in range(3):
+            given_up = conn.open(attacks.GENERATE)
+            for part in (h2.message(bytes(3 * MIB))[:-1][i:i + 16000] for i in range(0, 2 * MIB, 16000)):
+                assert conn.send(h2.frame(h2.DATA, 0, given_up, part))
+                time.sleep(0.001)  # as a client does that keeps to its window
+            conn.send(h2.frame(h2.RST_STREAM, 0, given_up, b"\0\0\0\x08"))
+            time.sleep(1)
         answered = conn.came.get(h2.DATA, 0)
         asked = request(ids=list(range(1, 40)), max_tokens=4, stopping__ignore_eos=True)
         conn.write(conn.open(attacks.GENERATE), h2.message(asked.SerializeToString()), end=True)
