@@ -266,11 +266,13 @@ def test_a_leg_that_nobody_heard_of_goes_elsewhere():
 
 @test
 def test_beyond_the_budget_there_is_one_clean_unavailable():
-    with Cluster(plan="split", router_args=["--replan-burst", "2"]) as c:
+    with Cluster(plan="split", router_args=["--replan-burst", "2"], scripts=True) as c:
+        c["decode-0"].misbehave("step:delay/10ms")  # none has ended by the time that it is killed
         flight = Flight(c.router.address, [story(i, 400) for i in range(6)])
         flight.all_stream()
         killed = time.monotonic()
         c["decode-0"].kill()
+        c["decode-0"].misbehave("")
         restart(c["decode-0"])
         codes = collections.Counter(a.code for a in flight.join())
         assert codes == {"OK": 2, "UNAVAILABLE": 4}, codes
@@ -285,14 +287,17 @@ def test_beyond_the_budget_there_is_one_clean_unavailable():
 
 @test
 def test_requests_wait_for_a_worker_that_comes_back_and_are_told_when_none_does():
-    with Cluster(prefill=1, decode=2, plan="split", router_args=["--gone-ms", str(2500 * SLOW)]) as c:
+    with Cluster(prefill=1, decode=2, plan="split", router_args=["--gone-ms", str(2500 * SLOW)], scripts=True) as c:
         client = Client(c.router.address)
         want = [Answer(client, story(i)).stream() for i in range(4)]
         for back in (True, False):
+            for name in ("decode-0", "decode-1"):
+                c[name].misbehave("step:delay/5ms")  # none has ended by the time that they are killed
             flight = Flight(c.router.address, [story(i) for i in range(4)])
             flight.all_stream()
             for name in ("decode-0", "decode-1"):
                 c[name].kill()
+                c[name].misbehave("")
             gone = time.monotonic()
             late = Flight(c.router.address, [story(9, 20)])  # a new request waits, too
             if back:
