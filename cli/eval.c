@@ -71,7 +71,9 @@ struct eval {
     uint64_t n_flying, n_done;
     struct window **again; /* that the router refused, to be asked again */
     uint64_t n_again;
-    uint32_t again_ms;
+    /* How many may be in flight: as many as the router kept when it refused one, and one more whenever as
+     * many have been answered. Nothing is asked before again_ns, unless an answer has made room. */
+    uint64_t n_most, n_since, again_ns;
     uint64_t done_ns;   /* when a window was done, or the first one began */
     enum rpc_code code; /* of the first window that failed for good */
     char error[1100];
@@ -195,9 +197,17 @@ static void on_done(struct ask *a)
         add_score(w, a->end);
         v->n_done++;
         v->done_ns = now;
+        v->again_ns = 0;
+        if (++v->n_since >= v->n_most && v->n_most < (uint64_t)v->o->concurrency) {
+            v->n_most++;
+            v->n_since = 0;
+        }
     } else if (a->code == RPC_RESOURCE_EXHAUSTED && now < v->done_ns + patience_ns) {
         v->again[v->n_again++] = w;
-        v->again_ms = a->retry_after_ms ? a->retry_after_ms : RETRY_MS;
+        v->again_ns = now + (a->retry_after_ms ? a->retry_after_ms : RETRY_MS) * NS_PER_MS;
+        v->n_most = v->n_flying <= v->n_most ? v->n_flying - 1 : v->n_most;
+        v->n_most = v->n_most ? v->n_most : 1;
+        v->n_since = 0;
     } else if (!v->code) {
         v->code = a->code;
         snprintf(v->error, sizeof(v->error), "%s", a->error);
@@ -267,21 +277,17 @@ static bool run_windows(struct eval *v)
     uint64_t next = 0, shown_ns = clock_now(&v->clock);
     pthread_mutex_lock(&v->lock);
     v->done_ns = shown_ns;
+    v->n_most = (uint64_t)v->o->concurrency;
     while ((v->n_done < v->n_windows && !v->code) || v->n_flying) {
-        struct window *w = NULL;
-        if (v->n_again && !v->code && !v->n_flying) { /* one at a time, once the others are done */
-            wait_change(v, v->again_ms);
-            w = v->again[--v->n_again];
-        } else if (!v->n_again && !v->code && next < v->n_windows && v->n_flying < (uint64_t)v->o->concurrency) {
-            w = &v->windows[next++];
-        }
-        if (w) {
+        uint64_t now = clock_now(&v->clock), wait_ns = v->again_ns > now ? v->again_ns - now : 0;
+        if (!v->code && !wait_ns && v->n_flying < v->n_most && (v->n_again || next < v->n_windows)) {
+            struct window *w = v->n_again ? v->again[--v->n_again] : &v->windows[next++];
             v->n_flying++;
             pthread_mutex_unlock(&v->lock);
             start(v, w);
             pthread_mutex_lock(&v->lock);
         } else {
-            wait_change(v, 1000);
+            wait_change(v, wait_ns && wait_ns < NS_PER_S ? (uint32_t)(wait_ns / NS_PER_MS) + 1 : 1000);
         }
         show_progress(v, &shown_ns);
     }

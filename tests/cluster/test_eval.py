@@ -56,8 +56,13 @@ def test_perplexity_is_that_of_windows_scored_by_hand():
 @test
 def test_refusals_are_waited_for_and_errors_named():
     with Cluster(router_args=["--queue-requests", "2", "--max-calls", "3"]) as c:
+        began = time.monotonic()
+        alone = evaluate(c, TEXT, "--context", "64", "--concurrency", "1", "--json")
+        alone_took, began = time.monotonic() - began, time.monotonic()
         busy = evaluate(c, TEXT, "--context", "64", "--concurrency", "64", "--json")
-        assert busy["scored"] == busy["tokens"] - 1, busy
+        took = time.monotonic() - began
+        assert busy["scored"] == busy["tokens"] - 1 and busy["perplexity"] == alone["perplexity"], (busy, alone)
+        assert took < 3 * alone_took + 1, (took, alone_took)  # it goes on at what the router takes
         assert "perplexity" in evaluate(c, TEXT, "--context", "64", "--stride", "8", "--limit", "300")
         assert "fewer than two tokens" in evaluate(c, "", ok=False)
         missing = subprocess.run([TANDEM, "eval", "/nonexistent"], capture_output=True, text=True)
