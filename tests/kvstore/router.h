@@ -34,6 +34,7 @@ struct fake_router {
     struct proof_said said;
     bool in_tier[3][ROUTER_BLOCKS]; /* indexed by the number of the block */
     uint32_t n_in[3], index[ROUTER_BLOCKS];
+    uint64_t n_left[3]; /* how often a block left */
     uint32_t free_pages, cached_pages, held_pages, leased_pages, total_pages;
     uint64_t store_blocks_dram, store_blocks_ssd, store_bytes_ssd;
 };
@@ -58,10 +59,13 @@ static inline void router_on_event(struct fake_router *r, const struct block_eve
 {
     uint32_t n = number_of(&ev->key);
     if (ev->kind == BLOCK_CLEARED) {
+        for (int tier = 0; tier < 3; tier++)
+            r->n_left[tier] += r->n_in[tier];
         memset(r->in_tier, 0, sizeof(r->in_tier));
         memset(r->n_in, 0, sizeof(r->n_in));
     } else if (n < ROUTER_BLOCKS) {
         bool is_in = ev->kind == BLOCK_ADDED;
+        r->n_left[ev->tier] += r->in_tier[ev->tier][n] && !is_in;
         r->n_in[ev->tier] += (uint32_t)is_in - r->in_tier[ev->tier][n];
         r->in_tier[ev->tier][n] = is_in;
         r->index[n] = ev->index;
