@@ -186,6 +186,9 @@ struct rpc_method {
     /* Until rpc_call_proved() the call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, and a
      * message longer than RPC_UNPROVED_BYTES ends it. */
     bool must_prove;
+    /* It is answered at once, for whoever asks: above a rate, the calls from an address wait until their
+     * time, or are refused if that is far off (rpc_senders.h). */
+    bool is_paced;
 };
 
 /* Places for calls that anybody may make (health, reflection, unknown methods), if a quarter of max_calls is

@@ -28,49 +28,38 @@
 #include "base/process.h"
 #include "base/thread.h"
 #include "proto/rpc/rpc_flow.h"
+#include "proto/rpc/rpc_senders.h"
 #include "proto/rpc/rpc_tls.h"
 
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
-enum { FLOODS = 64, CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
+enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 /* Frames and records around a message; connections that are looked at each time; bytes without a call. */
 enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10 };
 #define NOISE_NS      (NS_PER_S / 2)
 #define WARN_EVERY_NS (10 * NS_PER_S)
 
-struct origin { /* an address whose connections are bounded together: IPv4, or the first half of IPv6 */
-    bool is_bounded;
-    uint8_t bytes[8];
-};
-
 struct newcomer { /* accepted, and silent so far */
     TAILQ_ENTRY(newcomer) in_door;
     int fd;
     struct rpc_tls_link *tls; /* NULL: plain text */
-    struct origin from;
+    struct rpc_origin from;
     uint64_t until_ns;
 };
 
 struct connection {  /* handed on; the index in rpc_door.connections is its descriptor */
     uint64_t cookie; /* of its socket: no other socket of this boot has it; 0: no connection */
-    struct origin from;
+    struct rpc_origin from;
     struct sockaddr_in6 peer, local; /* with TLS: its two ends, also of IPv4; else its socket knows them */
     uint32_t n_calls;
     bool is_used;     /* a call of it was answered */
     uint64_t idle_ns; /* since when it has no call */
-    uint32_t waste;   /* of calls that ended since waste_ns */
-    uint64_t waste_ns;
+    struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
     uint64_t wire_cookie, began_ns;
     uint64_t explained_bytes;         /* by calls and messages: see rpc_door_message() */
     uint64_t quiet_bytes, quiet_ns;   /* explained_bytes when it had no call and too many bytes, and since when */
     uint64_t unread_bytes, unread_ns; /* what calls whose message is not read may still explain, as of then */
     uint64_t surplus_bytes;           /* explained and never sent: it explains nothing later */
-};
-
-struct flood { /* new connections from there are refused until then */
-    struct origin from;
-    uint64_t until_ns;
-    uint32_t n_before; /* floods from there that were remembered */
 };
 
 struct rpc_door {
@@ -96,33 +85,9 @@ struct rpc_door {
     uint32_t cap_connections;
     uint32_t n_calls;   /* of all connections */
     atomic_uint n_open; /* written under the lock */
-    struct flood floods[FLOODS];
-    uint32_t next_flood; /* the oldest of them */
+    struct rpc_senders senders;
     struct rpc_door_stats stats;
 };
-
-/* ------------------------------------------------------------------ addresses */
-
-static struct origin origin_of(const struct sockaddr_storage *a)
-{
-    struct origin o = {0};
-    if (a->ss_family == AF_INET) {
-        uint32_t v4 = ((const struct sockaddr_in *)a)->sin_addr.s_addr;
-        o.is_bounded = ntohl(v4) >> 24 != IN_LOOPBACKNET;
-        memcpy(o.bytes, &v4, sizeof(v4));
-    } else if (a->ss_family == AF_INET6) {
-        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)a)->sin6_addr;
-        bool is_mapped = IN6_IS_ADDR_V4MAPPED(v6);
-        o.is_bounded = !IN6_IS_ADDR_LOOPBACK(v6) && !(is_mapped && v6->s6_addr[12] == IN_LOOPBACKNET);
-        memcpy(o.bytes, v6->s6_addr + (is_mapped ? 12 : 0), is_mapped ? 4 : 8);
-    }
-    return o;
-}
-
-static bool is_same(const struct origin *a, const struct origin *b)
-{
-    return a->is_bounded == b->is_bounded && !memcmp(a->bytes, b->bytes, sizeof(a->bytes));
-}
 
 /* ---------------------------------------------------------------- connections */
 
@@ -139,6 +104,17 @@ static void forget(struct rpc_door *d, struct connection *c)
     *c = (struct connection){0};
 }
 
+/* The connection has ended by itself. To make one costs as much as some calls. */
+static void lost(struct rpc_door *d, struct connection *c)
+{
+    uint64_t now = clock_now(&d->clock);
+    if (c->cookie && !c->is_used && rpc_senders_waste(&d->senders, c->from, RPC_WASTE_UNUSED, now)) {
+        rpc_senders_flood(&d->senders, c->from, now);
+        d->stats.n_flood++;
+    }
+    forget(d, c);
+}
+
 /* Forgets the connections that gRPC has closed. Call under the lock. */
 static void sweep(struct rpc_door *d)
 {
@@ -146,17 +122,17 @@ static void sweep(struct rpc_door *d)
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
         if (c->cookie && cookie_of((int)fd) != c->cookie)
-            forget(d, c);
+            lost(d, c);
         n += c->cookie != 0;
     }
     atomic_store(&d->n_open, n);
 }
 
-static uint32_t count_from(const struct rpc_door *d, const struct origin *from)
+static uint32_t count_from(const struct rpc_door *d, struct rpc_origin from)
 {
     uint32_t n = 0;
     for (uint32_t fd = 0; fd < d->cap_connections; fd++)
-        n += d->connections[fd].cookie && is_same(&d->connections[fd].from, from);
+        n += d->connections[fd].cookie && d->connections[fd].from.key == from.key;
     return n;
 }
 
@@ -173,14 +149,15 @@ static void cut(struct rpc_door *d, struct connection *c)
     atomic_fetch_sub(&d->n_open, 1);
 }
 
-/* Closes the connection that has been idle for longest: of the connections from one address, or of all
- * (NULL). False: no connection is idle. */
-static bool close_idle(struct rpc_door *d, const struct origin *from)
+/* Closes the connection that has been idle for longest: of the connections from one address, or of all (no
+ * address). False: no connection is idle. */
+static bool close_idle(struct rpc_door *d, struct rpc_origin from)
 {
     struct connection *found = NULL;
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
-        if (c->cookie && !c->n_calls && (!found || c->idle_ns < found->idle_ns) && (!from || is_same(&c->from, from)))
+        if (c->cookie && !c->n_calls && (!found || c->idle_ns < found->idle_ns) &&
+            (!from.key || c->from.key == from.key))
             found = c;
     }
     if (!found)
@@ -191,14 +168,14 @@ static bool close_idle(struct rpc_door *d, const struct origin *from)
 }
 
 /* Whether there is room for one more connection from there; makes room if it can. Call under the lock. */
-static bool make_room(struct rpc_door *d, const struct origin *from)
+static bool make_room(struct rpc_door *d, struct rpc_origin from)
 {
     if (d->n_open >= d->config.max_connections) {
         sweep(d);
-        if (d->n_open >= d->config.max_connections && !close_idle(d, NULL))
+        if (d->n_open >= d->config.max_connections && !close_idle(d, (struct rpc_origin){0}))
             return false;
     }
-    if (!from->is_bounded || count_from(d, from) < d->config.max_per_address)
+    if (!from.key || count_from(d, from) < d->config.max_per_address)
         return true;
     sweep(d);
     return count_from(d, from) < d->config.max_per_address || close_idle(d, from);
@@ -214,7 +191,7 @@ static void warn(struct rpc_door *d, const char *what)
 }
 
 /* The connection has spoken the protocol: hands it on, or closes it at a bound. */
-static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const struct origin *from)
+static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, struct rpc_origin from)
 {
     struct sockaddr_in6 peer = {0}, local = {0};
     socklen_t len = sizeof(peer), local_len = sizeof(local);
@@ -236,9 +213,9 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, const 
     }
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
-        forget(d, &d->connections[fd]);
+        lost(d, &d->connections[fd]);
         d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
-                                                 .from = *from,
+                                                 .from = from,
                                                  .peer = peer,
                                                  .local = local,
                                                  .idle_ns = now,
@@ -316,41 +293,10 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Whether the calls of the connection that came to nothing are too many. */
-static bool is_flood(struct connection *c, uint32_t waste, uint64_t now)
+static bool must_wait(struct rpc_door *d, struct rpc_origin from)
 {
-    if (now - c->waste_ns > NS_PER_S) {
-        c->waste_ns = now;
-        c->waste = 0;
-    }
-    c->waste += waste;
-    return c->waste > RPC_WASTE_MOST;
-}
-
-static void remember_flood(struct rpc_door *d, const struct origin *from, uint64_t now)
-{
-    if (!from->is_bounded)
-        return;
-    struct flood *f = NULL;
-    for (int i = 0; i < FLOODS && !f; i++)
-        if (d->floods[i].until_ns && is_same(&d->floods[i].from, from))
-            f = &d->floods[i];
-    uint32_t n = f && now < f->until_ns + RPC_FLOOD_MEMORY_MS * NS_PER_MS ? f->n_before + 1 : 0;
-    if (!f) {
-        f = &d->floods[d->next_flood];
-        d->next_flood = (d->next_flood + 1) % FLOODS;
-    }
-    n = n > RPC_FLOOD_DOUBLINGS ? RPC_FLOOD_DOUBLINGS : n;
-    *f = (struct flood){*from, now + ((uint64_t)RPC_FLOOD_WAIT_MS << n) * NS_PER_MS, n};
-}
-
-static bool must_wait(struct rpc_door *d, const struct origin *from)
-{
-    uint64_t now = clock_now(&d->clock);
-    bool waits = false;
     pthread_mutex_lock(&d->lock);
-    for (int i = 0; i < FLOODS && from->is_bounded; i++)
-        waits |= d->floods[i].until_ns > now && is_same(&d->floods[i].from, from);
+    bool waits = rpc_senders_must_wait(&d->senders, from, clock_now(&d->clock));
     d->stats.n_refused += waits;
     pthread_mutex_unlock(&d->lock);
     return waits;
@@ -359,17 +305,28 @@ static bool must_wait(struct rpc_door *d, const struct origin *from)
 /* Closes the connection, and those from its address that were made long ago and never used. */
 static void end_flood(struct rpc_door *d, struct connection *flood, uint64_t now)
 {
-    struct origin from = flood->from;
-    remember_flood(d, &from, now);
+    struct rpc_origin from = flood->from;
+    rpc_senders_flood(&d->senders, from, now);
     cut(d, flood);
     d->stats.n_flood++;
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
-        if (c->cookie && !c->n_calls && !c->is_used && now - c->idle_ns > NS_PER_S && is_same(&c->from, &from)) {
+        if (c->cookie && !c->n_calls && !c->is_used && now - c->idle_ns > NS_PER_S && c->from.key == from.key) {
             cut(d, c);
             d->stats.n_idle++;
         }
     }
+}
+
+/* Calls of the connection came to nothing. True: it was closed, because they are too many, of its own or with
+ * those of all connections from there. */
+static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uint64_t now)
+{
+    bool is_flood = rpc_waste_add(&c->waste, waste, now);
+    is_flood |= rpc_senders_waste(&d->senders, c->from, waste, now);
+    if (is_flood)
+        end_flood(d, c, now);
+    return is_flood;
 }
 
 /* More calls are under way than are taken and answered, and this connection has more than its part of
@@ -381,16 +338,27 @@ static bool holds_too_many(struct rpc_door *d, const struct connection *c)
            c->n_calls > d->n_calls / n_open / 2;
 }
 
+static const char GIVEN_UP[] = "connection closed: it opens calls and gives them up";
+
+/* Its client has closed the connection. gRPC tells calls first. */
+static bool has_left(const struct connection *c)
+{
+    return !rpc_flow_is_open(c->wire_fd) || cookie_of(c->wire_fd) != c->wire_cookie;
+}
+
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
 {
     uint64_t cookie = 0;
-    bool is_cut = false;
+    const char *why = NULL;
     pthread_mutex_lock(&d->lock);
     if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
         struct connection *c = &d->connections[fd];
-        is_cut = holds_too_many(d, c);
-        if (is_cut) {
+        if (holds_too_many(d, c)) {
+            why = "connection closed: it opens calls faster than they can be answered";
             end_flood(d, c, clock_now(&d->clock));
+        } else if (has_left(c)) {
+            if (wasted(d, c, RPC_WASTE_YOUNG, clock_now(&d->clock)))
+                why = GIVEN_UP;
         } else {
             cookie = c->cookie;
             c->n_calls++;
@@ -399,8 +367,8 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
         }
     }
     pthread_mutex_unlock(&d->lock);
-    if (is_cut)
-        warn(d, "connection closed: it opens calls faster than they can be answered");
+    if (why)
+        warn(d, why);
     return cookie;
 }
 
@@ -414,13 +382,22 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
         d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
-        is_cut = waste && is_flood(c, waste, now);
+        is_cut = waste && wasted(d, c, waste, now);
     }
-    if (is_cut)
-        end_flood(d, c, now);
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
-        warn(d, "connection closed: it opens calls and gives them up");
+        warn(d, GIVEN_UP);
+}
+
+uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection)
+{
+    uint64_t now = clock_now(&d->clock), begins = now;
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection)
+        begins = rpc_senders_pace(&d->senders, c->from, now);
+    pthread_mutex_unlock(&d->lock);
+    return begins <= now ? 0 : begins;
 }
 
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes)
@@ -495,6 +472,8 @@ static int look_at_flows(struct rpc_door *d)
             }
         }
         pthread_mutex_unlock(&d->lock);
+        if (d->config.look)
+            d->config.look(d->config.user);
         d->look_ns = now + RPC_LOOK_MS * NS_PER_MS;
     }
     if (n_cut)
@@ -569,7 +548,7 @@ static bool on_bytes(struct rpc_door *d, struct newcomer *w)
         return false;
     struct newcomer it = *w;
     newcomer_free(d, w, false);
-    hand_on(d, it.fd, it.tls, &it.from);
+    hand_on(d, it.fd, it.tls, it.from);
     return true;
 }
 
@@ -586,12 +565,12 @@ static void set_options(const struct rpc_door *d, int fd)
 
 static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *from)
 {
-    const struct origin origin = origin_of(from);
+    const struct rpc_origin origin = rpc_origin_of(from);
     const struct linger at_once = {1, 0};
     pthread_mutex_lock(&d->lock);
     d->stats.n_accepted++;
     pthread_mutex_unlock(&d->lock);
-    if (must_wait(d, &origin)) {
+    if (must_wait(d, origin)) {
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)); /* nothing of it stays in the kernel */
         close(fd);
         return;
@@ -643,7 +622,7 @@ static bool refuse_one(struct rpc_door *d, int listener)
         close(d->spare_fd);
     d->spare_fd = -1;
     pthread_mutex_lock(&d->lock);
-    close_idle(d, NULL);
+    close_idle(d, (struct rpc_origin){0});
     pthread_mutex_unlock(&d->lock);
     int fd = accept_one(listener, &from);
     if (fd >= 0)

@@ -31,9 +31,9 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "proto/rpc/rpc_senders.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_FLOOD_WAIT_MS = 2000, RPC_PREFACE_MOST = 24 };
-enum { RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLINGS = 5 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_PREFACE_MOST = 24 };
 
 struct rpc_door;
 struct rpc_tls;
@@ -53,6 +53,7 @@ struct rpc_door_config {
     /* On the door's thread: takes over the descriptor of a connection. */
     void (*take)(void *user, int fd);
     void (*tick)(void *user); /* on the door's thread, about once a second; NULL: none */
+    void (*look)(void *user); /* the same, every RPC_LOOK_MS while somebody is connected; NULL: none */
     void *user;
 };
 
@@ -108,13 +109,16 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
 /*
  * waste: 0 for a call that was answered, or that was given up later than RPC_YOUNG_MS after it began. A
  * connection with more than RPC_WASTE_MOST in a second is closed, with those from its address that have been
- * open for a second without a call that was answered, and the address gets no other for RPC_FLOOD_WAIT_MS,
- * unless it is this host's. (No longer, because others may be behind the same address; but twice as long for
- * each flood that follows within RPC_FLOOD_MEMORY_MS, up to 32 times.)
+ * open for a second without a call that was answered, and the address gets no other for a while, unless it is
+ * this host's (rpc_senders.h; not for long, because others may be behind the same address). The waste of all
+ * connections from an address counts together, too, with RPC_WASTE_UNUSED for each that ended without a call
+ * that was answered.
  *
  * gRPC reads faster than calls are handled, and keeps some 9 KiB for each, also for those that were reset
- * meanwhile. So calls of a connection that was closed here are dropped unseen (call_begin gives 0):
- * otherwise what a flood had sent before it was noticed hides the next flood.
+ * meanwhile. So calls of a connection that was closed here, or by its client, are dropped unseen (call_begin
+ * gives 0): otherwise what a flood had sent before it was noticed hides the next flood.
  */
-enum { RPC_WASTE_SILENT = 4, RPC_WASTE_YOUNG = 1, RPC_WASTE_MOST = 1000, RPC_YOUNG_MS = 1000 };
+enum { RPC_YOUNG_MS = 1000 };
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste);
+/* When a call of a paced method may begin (rpc_senders_pace()); 0: now. */
+uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection);

@@ -262,17 +262,19 @@ static uint32_t call_waste(const struct rpc_call *call)
 {
     if (call->was_admitted && !call->n_received)
         return RPC_WASTE_SILENT;
+    if (call->is_too_much)
+        return RPC_WASTE_YOUNG;
     return call->recv_cancelled && rpc_now_ns() - call->opened_ns < RPC_YOUNG_MS * 1000000ull ? RPC_WASTE_YOUNG : 0;
 }
 
 /* Nothing of the call is left inside gRPC. */
 static void call_release(struct rpc_call *call)
 {
-    grpc_call_unref(call->grpc);
     if (call->door && !call->n_received)
         rpc_door_unread(call->door, call->fd, call->connection);
     if (call->door)
         rpc_door_call_end(call->door, call->fd, call->connection, call_waste(call));
+    grpc_call_unref(call->grpc);     /* from here on its descriptor may be another connection's */
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }

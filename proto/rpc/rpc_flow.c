@@ -17,3 +17,12 @@ bool rpc_flow_of(int fd, struct rpc_flow *out)
     *out = (struct rpc_flow){came > (uint64_t)unread ? came - (uint64_t)unread : 0, info.tcpi_bytes_acked};
     return true;
 }
+
+enum { ESTABLISHED = 1 }; /* TCP_ESTABLISHED of <netinet/tcp.h> */
+
+bool rpc_flow_is_open(int fd)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof(info);
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) || info.tcpi_state == ESTABLISHED;
+}

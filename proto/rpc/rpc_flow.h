@@ -11,3 +11,5 @@ struct rpc_flow {
 };
 /* False: the descriptor is not of a TCP connection. Any thread. */
 bool rpc_flow_of(int fd, struct rpc_flow *out);
+/* Whether neither side has closed it. True for what is not of a TCP connection. Any thread. */
+bool rpc_flow_is_open(int fd);

@@ -165,6 +165,7 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .open_user = h,
         .one_request = true,
         .is_common = true,
+        .is_paced = true,
     };
     out[1] = (struct rpc_service_method){
         .path = "/grpc.health.v1.Health/Watch",
@@ -174,5 +175,6 @@ void rpc_health_methods(struct rpc_health *h, struct rpc_service_method out[RPC_
         .open_user = h,
         .one_request = true,
         .is_common = true,
+        .is_paced = true,
     };
 }

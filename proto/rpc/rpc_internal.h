@@ -123,9 +123,12 @@ struct rpc_call {
     bool is_server, one_request;
     bool must_prove; /* its messages do not end its silence; rpc_call_proved() does */
     atomic_bool is_proved;
-    bool is_common;        /* anybody may call this method: its place is one of pump->common */
-    bool admitted;         /* it has a place of the pump */
-    bool was_admitted;     /* its request was read, or waited for; a refused call's is not */
+    bool is_common;     /* anybody may call this method: its place is one of pump->common */
+    bool admitted;      /* it has a place of the pump */
+    bool was_admitted;  /* its request was read, or waited for; a refused call's is not */
+    bool is_too_much;   /* refused: the calls from its address are too many */
+    uint64_t begins_ns; /* it is held until then; 0: it is not */
+    TAILQ_ENTRY(rpc_call) in_held;
     struct rpc_pump *pump; /* valid until call_release */
     LIST_ENTRY(rpc_call) in_pump;
     TAILQ_ENTRY(rpc_call) in_places; /* under the pump's lock, as the next two */
@@ -210,7 +213,7 @@ struct rpc_service_method { /* one row of a server's method table */
     struct rpc_handlers handlers;
     void (*on_open)(struct rpc_call *call, void *open_user);
     void *open_user;
-    bool one_request, must_prove, is_common;
+    bool one_request, must_prove, is_common, is_paced;
 };
 
 struct rpc_health;

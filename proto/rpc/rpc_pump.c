@@ -207,9 +207,9 @@ static void end_oldest(struct rpc_call *call)
     if (!call)
         return;
     rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED,
-                   call->is_common    ? "others need its place"
-                   : call->must_prove ? "no proof came in time"
-                                      : "no request came with the call");
+                   call->is_common || call->begins_ns ? "others need its place"
+                   : call->must_prove                 ? "no proof came in time"
+                                                      : "no request came with the call");
     rpc_call_unref(call);
 }
 

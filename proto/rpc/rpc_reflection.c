@@ -283,5 +283,6 @@ void rpc_reflection_methods(struct rpc_reflection *r, struct rpc_service_method 
             .on_open = reflection_open,
             .open_user = r,
             .is_common = true,
+            .is_paced = true,
         };
 }

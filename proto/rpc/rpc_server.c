@@ -46,6 +46,7 @@ struct rpc_server {
     struct rpc_slot slots[N_SLOTS];
     struct rpc_tag shutdown_tag;
     uint32_t max_calls;
+    TAILQ_HEAD(, rpc_call) held;          /* under the pump's lock; each entry is a ref */
     uint64_t ticked_ns, patient_until_ns; /* used by the door's thread */
 };
 
@@ -144,11 +145,60 @@ static void open_unknown(struct rpc_call *call, void *user)
 /* user: milliseconds after which the client may come back; NULL: the answer must not wait for its client. */
 static void open_refused(struct rpc_call *call, void *user)
 {
-    static const char TEXT[] = "as many calls are open as the server takes";
+    const char *text = call->is_too_much ? "too many calls of this method come from this address"
+                                         : "as many calls are open as the server takes";
     if (user)
-        rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, TEXT, *(uint32_t *)user);
+        rpc_call_finish(call, RPC_RESOURCE_EXHAUSTED, text, *(uint32_t *)user);
     else
-        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, TEXT);
+        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, text);
+}
+
+/* A call of a paced method that comes early is held; false: it is refused. */
+static bool call_pace(struct rpc_server *s, struct rpc_call *call)
+{
+    uint32_t retry_after_ms = RPC_PACED_WAIT_MS;
+    uint64_t begins = rpc_door_pace(s->door, call->fd, call->connection);
+    call->is_too_much = begins == UINT64_MAX;
+    if (call->is_too_much) {
+        pthread_mutex_lock(&s->pump.lock);
+        s->pump.n_refused++;
+        pthread_mutex_unlock(&s->pump.lock);
+        rpc_call_run_server(call, open_refused, &retry_after_ms);
+        return false;
+    }
+    call->begins_ns = begins;
+    if (begins)
+        rpc_call_hold(call);
+    return true;
+}
+
+/* Before it runs: whoever lets go of it may do so at once. */
+static void call_keep_held(struct rpc_server *s, struct rpc_call *call)
+{
+    pthread_mutex_lock(&s->pump.lock);
+    TAILQ_INSERT_TAIL(&s->held, rpc_call_ref(call), in_held);
+    pthread_mutex_unlock(&s->pump.lock);
+}
+
+/* Lets go of the held calls whose time has come. */
+static void release_held(struct rpc_server *s, uint64_t now)
+{
+    TAILQ_HEAD(, rpc_call) due = TAILQ_HEAD_INITIALIZER(due);
+    pthread_mutex_lock(&s->pump.lock);
+    struct rpc_call *call = TAILQ_FIRST(&s->held), *next;
+    for (; call; call = next) {
+        next = TAILQ_NEXT(call, in_held);
+        if (call->begins_ns > now)
+            continue;
+        TAILQ_REMOVE(&s->held, call, in_held);
+        TAILQ_INSERT_TAIL(&due, call, in_held);
+    }
+    pthread_mutex_unlock(&s->pump.lock);
+    while ((call = TAILQ_FIRST(&due))) {
+        TAILQ_REMOVE(&due, call, in_held);
+        rpc_call_resume(call);
+        rpc_call_unref(call);
+    }
 }
 
 static bool call_admit(struct rpc_server *s, struct rpc_call *call)
@@ -169,12 +219,14 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         if (strcmp(m->path, call->path) != 0)
             continue;
         call->is_common = m->is_common;
-        if (!call_admit(s, call))
+        if ((m->is_paced && !call_pace(s, call)) || !call_admit(s, call))
             return;
         call->handlers = m->handlers;
         call->incoming = m->request;
         call->one_request = m->one_request;
         call->must_prove = m->must_prove;
+        if (call->begins_ns)
+            call_keep_held(s, call);
         rpc_call_run_server(call, m->on_open, m->open_user);
         return;
     }
@@ -267,6 +319,12 @@ static void take_connection(void *user, int fd)
     grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
 }
 
+/* On the door's thread, 20 times a second. */
+static void server_look(void *user)
+{
+    release_held(user, rpc_now_ns());
+}
+
 /*
  * On the door's thread, once a second: ends calls without a message, and returns the memory of a flood. If
  * this process stood still, the messages of those calls may lie unread: they get their time anew.
@@ -278,6 +336,7 @@ static void server_tick(void *user)
     if (s->ticked_ns && now - s->ticked_ns > patience / 2)
         s->patient_until_ns = now + patience;
     s->ticked_ns = now;
+    release_held(s, now); /* nobody may be connected any more */
     if (now > s->patient_until_ns && now > patience)
         rpc_pump_end_silent(&s->pump, now - patience);
     mem_return_freed(now);
@@ -307,6 +366,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .log = config->log,
                                          .take = take_connection,
                                          .tick = server_tick,
+                                         .look = server_look,
                                          .user = s};
     return rpc_door_open(&door, &s->door, error_out);
 }
@@ -324,6 +384,7 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
             .open_user = config->user,
             .one_request = m->one_request,
             .must_prove = m->must_prove,
+            .is_paced = m->is_paced,
         };
     }
     s->health = rpc_health_open(config->methods, config->n_methods);
@@ -351,6 +412,7 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
     if (config->max_message_bytes > INT32_MAX)
         return td_fail(error_out, TD_ERR_INVALID, "max_message_bytes: at most %d", INT32_MAX);
     struct rpc_server *s = mem_zalloc(sizeof(*s));
+    TAILQ_INIT(&s->held);
     rpc_pump_init(&s->pump, true, config->max_message_bytes, config->max_queued_bytes, config->log);
     s->pump.faults = config->faults;
     s->grpc = server_create(s->pump.max_message_bytes, config);
@@ -423,6 +485,7 @@ static void *server_destroy(void *arg)
 {
     struct rpc_server *s = arg;
     rpc_pump_fini(&s->pump);
+    release_held(s, UINT64_MAX);
     grpc_server_destroy(s->grpc);
     rpc_health_close(s->health);
     rpc_reflection_close(s->reflection);

@@ -1,6 +1,9 @@
 #include "echo.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,6 +20,23 @@
 #include "echo_descriptors.h"
 
 extern char **environ;
+
+bool echo_own_address(char *out, size_t out_bytes)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all))
+        return false;
+    for (const struct ifaddrs *a = all; a && !found; a = a->ifa_next)
+        if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET && !(a->ifa_flags & IFF_LOOPBACK)) {
+            char host[INET_ADDRSTRLEN];
+            inet_ntop(AF_INET, &((struct sockaddr_in *)(void *)a->ifa_addr)->sin_addr, host, sizeof(host));
+            snprintf(out, out_bytes, "%s:0", host);
+            found = true;
+        }
+    freeifaddrs(all);
+    return found;
+}
 
 uint64_t echo_now_ms(void)
 {

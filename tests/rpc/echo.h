@@ -20,6 +20,8 @@
 #endif
 
 uint64_t echo_now_ms(void);
+/* "ADDRESS:0" of this host that is not loopback; false: there is none. */
+bool echo_own_address(char *out, size_t out_bytes);
 
 /* ------------------------------------------------------------------ service */
 

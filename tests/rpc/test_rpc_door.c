@@ -4,8 +4,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -16,6 +14,7 @@
 #include <arpa/inet.h>
 
 #include "base/clock.h"
+#include "echo.h"
 #include "proto/rpc/rpc_accept.h"
 #include "tests/tap.h"
 
@@ -287,28 +286,11 @@ START_TEST(test_door_has_the_kernel_cut_who_reads_nothing)
 END_TEST
 
 /* An address of this host that is not loopback; false: it has none. */
-static bool own_address(char *out, size_t out_bytes)
-{
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    if (getifaddrs(&all))
-        return false;
-    for (const struct ifaddrs *a = all; a && !found; a = a->ifa_next)
-        if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET && !(a->ifa_flags & IFF_LOOPBACK)) {
-            char host[INET_ADDRSTRLEN];
-            inet_ntop(AF_INET, &((struct sockaddr_in *)(void *)a->ifa_addr)->sin_addr, host, sizeof(host));
-            snprintf(out, out_bytes, "%s:0", host);
-            found = true;
-        }
-    freeifaddrs(all);
-    return found;
-}
-
 START_TEST(test_door_bounds_each_address)
 {
     char listen[64];
     int fds[4];
-    if (!own_address(listen, sizeof(listen))) {
+    if (!echo_own_address(listen, sizeof(listen))) {
         printf("# this host has no address but loopback\n");
         return;
     }
@@ -329,7 +311,7 @@ END_TEST
 START_TEST(test_door_lets_the_address_of_a_flood_wait)
 {
     char listen[64];
-    if (!own_address(listen, sizeof(listen))) {
+    if (!echo_own_address(listen, sizeof(listen))) {
         printf("# this host has no address but loopback\n");
         return;
     }
@@ -350,6 +332,51 @@ START_TEST(test_door_lets_the_address_of_a_flood_wait)
     close(fd);
     close(flooding);
     close(other);
+    close_door();
+}
+END_TEST
+
+/* Calls that come to nothing, few of each connection, and connections that are never used. */
+START_TEST(test_door_counts_the_waste_of_an_address_together)
+{
+    char listen[64];
+    enum { CONNECTIONS = 20, EACH = RPC_WASTE_MOST / CONNECTIONS - RPC_WASTE_UNUSED };
+    if (!echo_own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    open_door(listen, 100, 0);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        int fd = greet();
+        for (int n = 0; n < EACH; n++)
+            rpc_door_call_end(door, taken[i], rpc_door_call_begin(door, taken[i]), RPC_WASTE_YOUNG);
+        ck_assert(!is_closed(fd));
+        close(fd);
+        close(taken[i]); /* as gRPC does */
+        taken[i] = -1;
+    }
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 0);
+    int fd = greet(); /* what was used and is given up counts little */
+    rpc_door_call_end(door, taken[CONNECTIONS], rpc_door_call_begin(door, taken[CONNECTIONS]), 0);
+    for (int n = 0; n <= RPC_WASTE_UNUSED; n++)
+        rpc_door_call_end(door, taken[CONNECTIONS], rpc_door_call_begin(door, taken[CONNECTIONS]), RPC_WASTE_YOUNG);
+    UNTIL(rpc_door_stats(door).n_flood == 1 && is_closed(fd));
+    close(fd);
+    fd = dial(NULL, 0);
+    UNTIL(is_closed(fd));
+    close(fd);
+    close_door();
+}
+END_TEST
+
+/* gRPC hands on the calls of a connection that its client has closed already. */
+START_TEST(test_door_drops_the_calls_of_a_client_that_has_left)
+{
+    open_door("127.0.0.1:0", 0, 0);
+    int fd = greet();
+    ck_assert(rpc_door_call_begin(door, taken[0]) != 0);
+    close(fd);
+    UNTIL(!rpc_door_call_begin(door, taken[0]));
     close_door();
 }
 END_TEST
@@ -439,6 +466,8 @@ int main(void)
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
     tcase_add_test(tc, test_door_bounds_each_address);
     tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
+    tcase_add_test(tc, test_door_counts_the_waste_of_an_address_together);
+    tcase_add_test(tc, test_door_drops_the_calls_of_a_client_that_has_left);
     tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
     tcase_add_test(tc, test_door_listens_where_it_is_told);
     tcase_add_test(tc, test_door_of_a_unix_socket_replaces_one_that_was_left);

@@ -1,10 +1,12 @@
 /* Health and reflection, asked through our own client. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "echo.h"
 #include "grpc_health.pb-c.h"
 #include "grpc_reflection.pb-c.h"
+#include "proto/rpc/rpc_senders.h"
 #include "tests/tap.h"
 
 #define AT_MOST_MS      30000
@@ -117,6 +119,68 @@ static struct rpc_call *watch_start(struct watch *w, const char *name)
     rpc_call_close_send(call);
     return call;
 }
+
+/* Calls of a method that anybody may call: above a rate those from one address wait. */
+START_TEST(test_rpc_health_checks_from_an_address_are_paced)
+{
+    char listen[64];
+    if (!echo_own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    struct echo_service *there = echo_open(&(struct echo_config){.listen = listen});
+    struct rpc_client *here = client;
+    const int n = 3 * RPC_PACED_CALLS / 2; /* the first RPC_PACED_CALLS are granted at once */
+    int status = 0;
+    client = echo_client(echo_address(there), 0);
+    uint64_t begin_ms = echo_now_ms();
+    for (int i = 0; i < n; i++)
+        ck_assert_int_eq(check("", &status), RPC_OK);
+    ck_assert_uint_ge(echo_now_ms() - begin_ms, 1000 * (n - RPC_PACED_CALLS) / RPC_PACED_CALLS - 1);
+    rpc_client_close(client);
+    client = here;
+    echo_close(there);
+}
+END_TEST
+
+static void count_down(struct rpc_call *call, enum rpc_code code, const char *text)
+{
+    (void)text;
+    atomic_uint *n = rpc_call_user(call);
+    atomic_fetch_add(&n[code == RPC_OK ? 0 : code == RPC_RESOURCE_EXHAUSTED ? 1 : 2], 1);
+}
+
+/* Held calls are let go of when the server closes, and those that would wait for too long are refused. */
+START_TEST(test_rpc_server_closes_with_calls_that_are_held)
+{
+    char listen[64];
+    if (!echo_own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    enum { N = RPC_PACED_CALLS * (RPC_PACED_WAIT_MS + 1000) / 1000 + 500 };
+    struct echo_service *there = echo_open(&(struct echo_config){.listen = listen});
+    struct rpc_client *c = echo_client(echo_address(there), 0);
+    static atomic_uint n_ended[3];
+    Grpc__Health__V1__HealthCheckRequest request = GRPC__HEALTH__V1__HEALTH_CHECK_REQUEST__INIT;
+    const struct rpc_call_params params = {.path = "/grpc.health.v1.Health/Check",
+                                           .response = &grpc__health__v1__health_check_response__descriptor,
+                                           .handlers = {.on_end = count_down},
+                                           .user = n_ended};
+    for (int i = 0; i < N; i++) {
+        struct rpc_call *call = NULL;
+        ck_assert_int_eq(rpc_call_start(c, &params, &call), TD_OK);
+        rpc_call_send(call, &request.base);
+        rpc_call_close_send(call);
+        rpc_call_unref(call);
+    }
+    echo_close(there);
+    rpc_client_close(c);
+    printf("# %u answered, %u refused, %u ended with the server\n", n_ended[0], n_ended[1], n_ended[2]);
+    ck_assert_uint_eq(n_ended[0] + n_ended[1] + n_ended[2], N);
+    ck_assert_uint_ge(n_ended[2], 1);
+}
+END_TEST
 
 START_TEST(test_rpc_health_watch_tells_each_change)
 {
@@ -266,6 +330,8 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_rpc_health_check_tells_the_state);
+    tcase_add_test(tc, test_rpc_health_checks_from_an_address_are_paced);
+    tcase_add_test(tc, test_rpc_server_closes_with_calls_that_are_held);
     tcase_add_test(tc, test_rpc_health_watch_tells_each_change);
     tcase_add_test(tc, test_rpc_reflection_lists_services);
     tcase_add_test(tc, test_rpc_reflection_finds_files_by_symbol);

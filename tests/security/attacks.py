@@ -195,6 +195,11 @@ def connections_without_calls(address, until, at):
 
 
 @attack(HTTP2)
+def connections_that_greet_and_go(address, until, at):
+    return each(address, until, lambda s: s.sendall(h2.PREFACE + h2.frame(h2.SETTINGS)))
+
+
+@attack(HTTP2)
 def compressed_messages(address, until, at):
     conn, bomb = h2.Connection(address), gzip.compress(bytes(1024 * MIB), 9)
     for _ in range(2):
@@ -486,6 +491,30 @@ def many_texts_to_tokenize(address, until, at):
 
 
 @attack(API)
+def texts_to_tokenize_as_fast_as_answers_come(address, until, at):
+    """By clients that keep to the protocol: 100 calls of each are open at most."""
+    from client import pb
+    asked = h2.message(pb.TokenizeRequest(text=b"a b c").SerializeToString())
+    held = []
+    while not until():
+        held = [c for c in held if not c.is_over]
+        while len(held) < 4:
+            try:
+                held.append(h2.Connection(address))
+            except OSError:
+                time.sleep(0.01)
+                break
+        busy = False
+        for c in held:
+            while c.next // 2 - c.came.get(h2.DATA, 0) < 100 and not c.is_over:
+                c.write(c.open("/tandem.v1.Tandem/Tokenize", *at.key), asked, end=True)
+                busy = True
+        if not busy:
+            time.sleep(0.001)
+    return held
+
+
+@attack(API)
 def requests_that_are_wrong(address, until, at):
     from client import request
     wrong = [request(ids=[1, 2], max_tokens=1 << 30), request(ids=[1 << 31], max_tokens=1),
@@ -505,6 +534,26 @@ def requests_that_are_dropped(address, until, at):
         conn.close()
         conn.is_over = True
     return busy(address, until, write)
+
+
+@attack(API)
+def requests_that_are_dropped_late(address, until, at):
+    """As before, but when they are being served."""
+    from client import request
+    asked = h2.message(request(ids=list(range(1, 60)), max_tokens=400, stopping__ignore_eos=True).SerializeToString())
+    held = []
+    while not until():
+        try:
+            conn = h2.Connection(address)
+        except OSError:
+            time.sleep(0.01)
+            continue
+        for _ in range(20):
+            conn.write(conn.open(GENERATE, *at.key), asked, end=True)
+        held.append((time.monotonic(), conn))
+        while held and (time.monotonic() - held[0][0] > 0.2 or held[0][1].is_over):
+            held.pop(0)[1].close()
+    return [conn for _, conn in held]
 
 
 @attack(API)

@@ -121,8 +121,8 @@ class Campaign:
         return f"{listener}: {name}: {figures}" if wrong else None
 
 
-FEW = [("client", "rapid_resets"), ("client", "empty_continuations"), ("prefill", "silent_connections"),
-       ("decode's transfer", "noise")]
+FEW = [("client", "rapid_resets"), ("client", "empty_continuations"), ("client", "requests_that_are_dropped"),
+       ("prefill", "silent_connections"), ("decode's transfer", "noise")]
 
 
 @test

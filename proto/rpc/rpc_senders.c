@@ -1,0 +1,106 @@
+#include "proto/rpc/rpc_senders.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+struct rpc_origin rpc_origin_of(const struct sockaddr_storage *a)
+{
+    /* The tail keeps addresses of IPv4 from being networks of IPv6. */
+    uint8_t bytes[8] = {0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff};
+    bool is_local = true;
+    if (a->ss_family == AF_INET) {
+        memcpy(bytes, &((const struct sockaddr_in *)a)->sin_addr, 4);
+        is_local = bytes[0] == IN_LOOPBACKNET;
+    } else if (a->ss_family == AF_INET6) {
+        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)a)->sin6_addr;
+        bool is_mapped = IN6_IS_ADDR_V4MAPPED(v6);
+        memcpy(bytes, v6->s6_addr + (is_mapped ? 12 : 0), is_mapped ? 4 : 8);
+        is_local = IN6_IS_ADDR_LOOPBACK(v6) || (is_mapped && bytes[0] == IN_LOOPBACKNET);
+    }
+    struct rpc_origin o = {0};
+    if (!is_local)
+        memcpy(&o.key, bytes, sizeof(bytes));
+    return o;
+}
+
+bool rpc_waste_add(struct rpc_waste *w, uint32_t n, uint64_t now_ns)
+{
+    if (now_ns - w->since_ns > NS_PER_S)
+        *w = (struct rpc_waste){0, now_ns};
+    w->n += n;
+    bool is_much = w->n > RPC_WASTE_MOST;
+    w->n = is_much ? 0 : w->n;
+    return is_much;
+}
+
+static struct rpc_sender *find(struct rpc_senders *s, struct rpc_origin from)
+{
+    for (int i = 0; i < RPC_SENDERS && from.key; i++)
+        if (s->all[i].from.key == from.key)
+            return &s->all[i];
+    return NULL;
+}
+
+/* Whether a makes room before b. */
+static bool goes_first(const struct rpc_sender *a, const struct rpc_sender *b, uint64_t now_ns)
+{
+    bool a_waits = a->until_ns > now_ns, b_waits = b->until_ns > now_ns;
+    return a_waits != b_waits ? b_waits : a->heard_ns < b->heard_ns;
+}
+
+/* NULL: it is no address. */
+static struct rpc_sender *take(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *found = find(s, from);
+    if (!from.key)
+        return NULL;
+    if (!found) {
+        found = &s->all[0];
+        for (int i = 1; i < RPC_SENDERS; i++)
+            if (goes_first(&s->all[i], found, now_ns))
+                found = &s->all[i];
+        *found = (struct rpc_sender){.from = from};
+    }
+    found->heard_ns = now_ns;
+    return found;
+}
+
+bool rpc_senders_waste(struct rpc_senders *s, struct rpc_origin from, uint32_t n, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    return it && rpc_waste_add(&it->waste, n, now_ns);
+}
+
+void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    if (!it)
+        return;
+    bool is_known = it->until_ns && now_ns < it->until_ns + RPC_FLOOD_MEMORY_MS * NS_PER_MS;
+    it->n_before = !is_known ? 0 : it->n_before < RPC_FLOOD_DOUBLINGS ? it->n_before + 1 : RPC_FLOOD_DOUBLINGS;
+    it->until_ns = now_ns + ((uint64_t)RPC_FLOOD_WAIT_MS << it->n_before) * NS_PER_MS;
+}
+
+bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    const struct rpc_sender *it = find(s, from);
+    return it && it->until_ns > now_ns;
+}
+
+uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    if (!it)
+        return now_ns;
+    const uint64_t at_once = NS_PER_S; /* what RPC_PACED_CALLS take */
+    uint64_t begins = it->paced_ns > now_ns ? it->paced_ns : now_ns, waits_until = begins - at_once;
+    if (begins < now_ns + at_once)
+        waits_until = now_ns;
+    if (waits_until > now_ns + RPC_PACED_WAIT_MS * NS_PER_MS)
+        return UINT64_MAX;
+    it->paced_ns = begins + NS_PER_S / RPC_PACED_CALLS;
+    return waits_until;
+}

@@ -1,0 +1,57 @@
+/*
+ * What each address from which connections come has cost a door lately, and what follows: how long it waits
+ * for the next connection, and for its next call of a paced method.
+ *
+ * An address is one of IPv4, or the first half of one of IPv6, because a host has all of the second half.
+ * Loopback and unix sockets have none: there all clients look alike.
+ *
+ * Threads: the caller's lock. The table has a fixed size; the address that was not heard of for longest makes
+ * room, and those that wait do so last.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+enum { RPC_SENDERS = 256 };
+enum { RPC_FLOOD_WAIT_MS = 2000, RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLINGS = 5 };
+enum { RPC_WASTE_SILENT = 4, RPC_WASTE_YOUNG = 1, RPC_WASTE_UNUSED = 4, RPC_WASTE_MOST = 1000 };
+enum { RPC_PACED_CALLS = 1000, RPC_PACED_WAIT_MS = 2000 };
+
+struct rpc_origin {
+    uint64_t key; /* 0: no address */
+};
+struct rpc_origin rpc_origin_of(const struct sockaddr_storage *a);
+
+struct rpc_waste { /* of calls and connections that came to nothing, since then */
+    uint32_t n;
+    uint64_t since_ns;
+};
+/* Adds to it. True: it is more than RPC_WASTE_MOST within a second, and begins anew. */
+bool rpc_waste_add(struct rpc_waste *w, uint32_t n, uint64_t now_ns);
+
+struct rpc_sender {
+    struct rpc_origin from;
+    uint64_t heard_ns;
+    struct rpc_waste waste;
+    uint64_t until_ns; /* new connections are refused until then */
+    uint32_t n_before; /* floods that were remembered when the last one came */
+    uint64_t paced_ns; /* the paced calls so far take until then, one after the other */
+};
+struct rpc_senders {
+    struct rpc_sender all[RPC_SENDERS];
+};
+
+/* As rpc_waste_add(), for all connections from there. False for no address. */
+bool rpc_senders_waste(struct rpc_senders *s, struct rpc_origin from, uint32_t n, uint64_t now_ns);
+/* A flood came from there: the address waits for RPC_FLOOD_WAIT_MS, twice as long for each flood that follows
+ * within RPC_FLOOD_MEMORY_MS, up to 2^RPC_FLOOD_DOUBLINGS times. */
+void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
+bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
+/*
+ * When a call of a paced method may begin: RPC_PACED_CALLS a second, after as many at once (the generic cell
+ * rate algorithm of ITU-T I.371, as a virtual schedule). UINT64_MAX: it would wait for longer than
+ * RPC_PACED_WAIT_MS, and is not counted.
+ */
+uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
