@@ -625,8 +625,9 @@ static void *run_loop(void *arg)
 
 /* -------------------------------------------------------------------- the server */
 
-static void take_fd(void *user, int fd)
+static void take_fd(void *user, int fd, bool is_local)
 {
+    (void)is_local;
     struct http_server *s = user;
     struct http_conn *c = mem_zalloc(sizeof(*c));
     c->loop = &s->loops[s->next_loop++ % s->n_loops];

@@ -195,6 +195,9 @@ struct rpc_method {
  * not more. They take none of max_calls, and the oldest makes room. */
 #define RPC_COMMON_CALLS 64
 #define RPC_BYTES        (128ull << 20)
+/* Calls that a connection from another host may have open, if a server has no lower bound; clients of ours
+ * make more connections. Names and values of a call's headers. */
+enum { RPC_CONNECTION_CALLS = 256, RPC_HEADERS_BYTES = 16384 };
 /* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
  * takes many times as much. */
 enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096 };
@@ -283,12 +286,12 @@ void rpc_call_abort(struct rpc_call *call, enum rpc_code code, const char *text)
 
 /* ------------------------------------------------------------------- client */
 
-struct rpc_client; /* a channel to one target */
+struct rpc_client; /* connections to one target, as many as its calls need */
 struct rpc_client_config {
     const char *target; /* "HOST:PORT" or "unix:/path" */
     const char *bearer; /* copied; every call says "authorization: Bearer ..."; NULL: none */
-    /* With a CA the server must show a certificate that it signed. NULL, and for a unix socket: plain
-     * text. */
+    /* With a CA the server must show a certificate that it signed. NULL, and for a unix socket: plain text.
+     * Copied, but not the names of the files. */
     const struct rpc_tls_files *tls;
     uint32_t max_message_bytes;
     uint64_t max_queued_bytes;

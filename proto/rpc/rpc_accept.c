@@ -227,7 +227,7 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, struct
     d->stats.n_refused += !has_room;
     pthread_mutex_unlock(&d->lock);
     if (has_room) {
-        d->config.take(d->config.user, fd);
+        d->config.take(d->config.user, fd, !from.key);
         return;
     }
     if (tls)
@@ -333,7 +333,9 @@ static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uin
  * them. */
 static bool holds_too_many(struct rpc_door *d, const struct connection *c)
 {
-    uint32_t most = d->config.max_calls, n_open = atomic_load(&d->n_open);
+    uint32_t most = d->config.max_calls, each = d->config.max_connection_calls, n_open = atomic_load(&d->n_open);
+    if (each && c->from.key && c->n_calls > 2 * each)
+        return true;
     return most && d->n_calls > 2 * most + RPC_CALLS_LEAST && c->n_calls > RPC_CALLS_LEAST &&
            c->n_calls > d->n_calls / n_open / 2;
 }

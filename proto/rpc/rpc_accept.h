@@ -46,12 +46,14 @@ struct rpc_door_config {
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */
+    uint32_t max_connection_calls;             /* the same, of a connection from another host */
     uint32_t max_message_bytes;                /* 0: bytes are not bounded; see rpc_door_message() */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
     struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
-    /* On the door's thread: takes over the descriptor of a connection. */
-    void (*take)(void *user, int fd);
+    /* On the door's thread: takes over the descriptor of a connection. is_local: it has no address (see
+     * rpc_senders.h). */
+    void (*take)(void *user, int fd, bool is_local);
     void (*tick)(void *user); /* on the door's thread, about once a second; NULL: none */
     void (*look)(void *user); /* the same, every RPC_LOOK_MS while somebody is connected; NULL: none */
     void *user;
@@ -81,7 +83,8 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
  * end; 0: it is not known any more. When more than 2 * max_calls + RPC_CALLS_LEAST calls have begun and not
  * ended, a connection is closed as a flood's if it has more than half of its equal share of them, and more
  * than RPC_CALLS_LEAST: calls beyond max_calls are answered at once, so the others were reset meanwhile, and
- * on many connections each is served too slowly for rpc_door_call_end() to notice.
+ * on many connections each is served too slowly for rpc_door_call_end() to notice. So is one with more than
+ * twice its max_connection_calls: clients that keep to the protocol wait for a stream.
  */
 enum { RPC_CALLS_LEAST = 64 };
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);

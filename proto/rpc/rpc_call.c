@@ -263,7 +263,9 @@ static uint32_t call_waste(const struct rpc_call *call)
     if (call->was_admitted && !call->n_received)
         return RPC_WASTE_SILENT;
     if (call->is_too_much)
-        return RPC_WASTE_YOUNG;
+        return RPC_WASTE_REFUSED;
+    if (call->is_too_long)
+        return RPC_WASTE_LONG;
     return call->recv_cancelled && rpc_now_ns() - call->opened_ns < RPC_YOUNG_MS * 1000000ull ? RPC_WASTE_YOUNG : 0;
 }
 
@@ -274,7 +276,8 @@ static void call_release(struct rpc_call *call)
         rpc_door_unread(call->door, call->fd, call->connection);
     if (call->door)
         rpc_door_call_end(call->door, call->fd, call->connection, call_waste(call));
-    grpc_call_unref(call->grpc);     /* from here on its descriptor may be another connection's */
+    grpc_call_unref(call->grpc); /* from here on its descriptor may be another connection's */
+    rpc_pump_leave_channel(call);
     rpc_pump_other_done(call->pump); /* lets rpc_pump_fini go on */
     rpc_call_unref(call);
 }

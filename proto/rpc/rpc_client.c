@@ -1,5 +1,5 @@
 /*
- * The client: a channel, its operations on the queue that all clients share, and the blocking unary call,
+ * The client: channels, their operations on the queue that all clients share, and the blocking unary call,
  * built on the asynchronous one.
  *
  * gRPC's own retries are off: only the caller knows whether a request that may have reached a server can be
@@ -17,9 +17,22 @@
 
 #include "base/mem.h"
 
+enum { CHANNELS_MOST = 64, CHANNEL_CALLS = RPC_CONNECTION_CALLS / 2 };
+
+struct rpc_channel {
+    grpc_channel *grpc;
+    uint32_t n_calls;
+};
+
 struct rpc_client {
     struct rpc_pump pump;
-    grpc_channel *channel;
+    char *target;
+    struct rpc_tls_files tls;
+    uint32_t frozen_ms;
+    /* One connection each; under the pump's lock. A server takes RPC_CONNECTION_CALLS on one, so there is a
+     * further channel when each has CHANNEL_CALLS. */
+    struct rpc_channel channels[CHANNELS_MOST];
+    uint32_t n_channels;
     char *authorization; /* value of that header of every call; NULL: none */
 };
 
@@ -43,7 +56,7 @@ static grpc_channel_credentials *tls_credentials(const struct rpc_tls_files *f)
 static grpc_channel *channel_create(const char *target, const struct rpc_tls_files *tls, uint32_t max_message_bytes,
                                     uint32_t frozen_ms)
 {
-    bool is_tls = tls && tls->ca && strncmp(target, "unix:", 5);
+    bool is_tls = tls->ca && strncmp(target, "unix:", 5);
     int limit = (int)max_message_bytes, frozen = frozen_ms ? (int)frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
@@ -81,6 +94,30 @@ static bool header_is_legal(const char *name, const char *value)
     return grpc_header_key_is_legal(key) && !grpc_is_binary_header(key) && grpc_header_nonbin_value_is_legal(val);
 }
 
+static grpc_channel *channel_of(struct rpc_client *c)
+{
+    return channel_create(c->target, &c->tls, c->pump.max_message_bytes, c->frozen_ms);
+}
+
+/* Counts the call for the first channel that has room for it, or for the one that has fewest. */
+static grpc_channel *take_channel(struct rpc_client *c, struct rpc_call *call)
+{
+    pthread_mutex_lock(&c->pump.lock);
+    struct rpc_channel *found = &c->channels[0];
+    for (uint32_t i = 1; i < c->n_channels && found->n_calls >= CHANNEL_CALLS; i++)
+        if (c->channels[i].n_calls < CHANNEL_CALLS || c->channels[i].n_calls < found->n_calls)
+            found = &c->channels[i];
+    if (found->n_calls >= CHANNEL_CALLS && c->n_channels < CHANNELS_MOST) {
+        found = &c->channels[c->n_channels++];
+        found->grpc = channel_of(c);
+    }
+    found->n_calls++;
+    call->channel_calls = &found->n_calls;
+    grpc_channel *grpc = found->grpc;
+    pthread_mutex_unlock(&c->pump.lock);
+    return grpc;
+}
+
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
                                struct td_error *error_out)
 {
@@ -102,7 +139,10 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
     rpc_pump_init(&c->pump, false, config->max_message_bytes, config->max_queued_bytes, config->log);
     c->pump.faults = config->faults;
     c->authorization = authorization.data;
-    c->channel = channel_create(config->target, config->tls, c->pump.max_message_bytes, config->frozen_ms);
+    c->target = mem_strdup(config->target);
+    c->tls = config->tls ? *config->tls : (struct rpc_tls_files){0};
+    c->frozen_ms = config->frozen_ms;
+    c->channels[c->n_channels++].grpc = channel_of(c);
     *out = c;
     return TD_OK;
 }
@@ -110,8 +150,10 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
 static void *client_destroy(void *arg)
 {
     struct rpc_client *c = arg;
-    grpc_channel_destroy(c->channel);
+    for (uint32_t i = 0; i < c->n_channels; i++)
+        grpc_channel_destroy(c->channels[i].grpc);
     rpc_pump_fini(&c->pump);
+    free(c->target);
     free(c->authorization);
     free(c);
     return NULL;
@@ -155,7 +197,8 @@ static void call_create_grpc(struct rpc_client *c, struct rpc_call *call, const 
         call->deadline =
             gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(params->timeout_ms, GPR_TIMESPAN));
     grpc_slice path = grpc_slice_from_copied_string(params->path);
-    call->grpc = grpc_channel_create_call(c->channel, NULL, 0, c->pump.queue, path, NULL, call->deadline, NULL);
+    call->grpc =
+        grpc_channel_create_call(take_channel(c, call), NULL, 0, c->pump.queue, path, NULL, call->deadline, NULL);
     grpc_slice_unref(path);
 }
 
@@ -175,6 +218,7 @@ static enum td_status call_start(struct rpc_client *c, const struct rpc_call_par
     if (status == TD_OK) {
         call_create_grpc(c, call, params);
         if (!rpc_pump_add(&c->pump, call)) {
+            rpc_pump_leave_channel(call);
             grpc_call_unref(call->grpc);
             status = TD_ERR_CANCELLED;
         }
@@ -189,6 +233,7 @@ static enum td_status call_start(struct rpc_client *c, const struct rpc_call_par
     if (status != TD_OK) {
         *out = before;
         rpc_pump_remove(&c->pump, call);
+        rpc_pump_leave_channel(call);
         grpc_call_unref(call->grpc);
         rpc_pump_other_done(&c->pump);
         rpc_call_unref(call);

@@ -86,6 +86,7 @@ void rpc_pump_spoke(struct rpc_pump *pump, struct rpc_call *call);
 void rpc_pump_end_silent(struct rpc_pump *pump, uint64_t before_ns);
 /* Takes the call off the list; it counts as another operation until rpc_pump_other_done. */
 void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call);
+void rpc_pump_leave_channel(struct rpc_call *call);
 void rpc_pump_other_begin(struct rpc_pump *pump);
 void rpc_pump_other_done(struct rpc_pump *pump);
 /* Returns a ref of each call on the list, in an array that the caller frees. */
@@ -127,6 +128,7 @@ struct rpc_call {
     bool admitted;      /* it has a place of the pump */
     bool was_admitted;  /* its request was read, or waited for; a refused call's is not */
     bool is_too_much;   /* refused: the calls from its address are too many */
+    bool is_too_long;   /* refused: its headers are, and were not taken */
     uint64_t begins_ns; /* it is held until then; 0: it is not */
     TAILQ_ENTRY(rpc_call) in_held;
     struct rpc_pump *pump; /* valid until call_release */
@@ -146,6 +148,7 @@ struct rpc_call {
     struct rpc_door *door;   /* server: knows the connection */
     int fd;                  /* server: descriptor of the connection, as long as the connection lasts */
     uint64_t connection;     /* server: number of the connection */
+    uint32_t *channel_calls; /* client: how many its channel has; under the pump's lock */
     uint32_t n_received;     /* used by the chain of receives only */
     size_t message_bytes;    /* memory of the message that on_message has */
     bool message_taken;      /* on_message keeps the message */

@@ -286,6 +286,15 @@ void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
     pthread_mutex_unlock(&pump->lock);
 }
 
+void rpc_pump_leave_channel(struct rpc_call *call)
+{
+    if (!call->channel_calls)
+        return;
+    pthread_mutex_lock(&call->pump->lock);
+    --*call->channel_calls;
+    pthread_mutex_unlock(&call->pump->lock);
+}
+
 void rpc_pump_other_begin(struct rpc_pump *pump)
 {
     pthread_mutex_lock(&pump->lock);

@@ -16,7 +16,14 @@
 
 enum { RPC_SENDERS = 256 };
 enum { RPC_FLOOD_WAIT_MS = 2000, RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLINGS = 5 };
-enum { RPC_WASTE_SILENT = 4, RPC_WASTE_YOUNG = 1, RPC_WASTE_UNUSED = 4, RPC_WASTE_MOST = 1000 };
+enum {                        /* how much counts */
+       RPC_WASTE_LONG = 64,   /* a call whose headers are too long */
+       RPC_WASTE_SILENT = 16, /* one without a request */
+       RPC_WASTE_YOUNG = 4,   /* one that is given up young */
+       RPC_WASTE_REFUSED = 1, /* one that is refused because the calls of its method are too many */
+       RPC_WASTE_UNUSED = 16, /* a connection without a call that was answered */
+       RPC_WASTE_MOST = 4000, /* in a second */
+};
 enum { RPC_PACED_CALLS = 1000, RPC_PACED_WAIT_MS = 2000 };
 
 struct rpc_origin {

@@ -24,27 +24,34 @@
 #include "proto/rpc/rpc_tls.h"
 
 #define N_SLOTS           64
+#define READ_CHUNK_BYTES  (64 << 10)
 #define RPC_HTTP2_PREFACE "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" /* RFC 9113, 3.4 */
 
 struct rpc_slot { /* one outstanding request for a call */
     struct rpc_tag tag;
     struct rpc_server *server;
+    grpc_server *from;
     grpc_call *grpc;
     grpc_call_details details;
     grpc_metadata_array headers;
 };
 
+struct rpc_shutdown { /* of a server of gRPC */
+    struct rpc_tag tag;
+    struct rpc_server *server;
+};
+
 struct rpc_server {
     struct rpc_pump pump;
-    grpc_server *grpc;
+    grpc_server *grpc[2]; /* for connections from this host, and from others */
     struct rpc_door *door;
     grpc_server_credentials *credentials;
     struct rpc_health *health;
     struct rpc_reflection *reflection;
     struct rpc_service_method *methods; /* the user's methods, then those of our own services */
     uint32_t n_methods;
-    struct rpc_slot slots[N_SLOTS];
-    struct rpc_tag shutdown_tag;
+    struct rpc_slot slots[2][N_SLOTS];
+    struct rpc_shutdown shutdowns[2];
     uint32_t max_calls;
     TAILQ_HEAD(, rpc_call) held;          /* under the pump's lock; each entry is a ref */
     uint64_t ticked_ns, patient_until_ns; /* used by the door's thread */
@@ -62,7 +69,7 @@ static void slot_request(struct rpc_slot *slot)
     grpc_call_details_init(&slot->details);
     grpc_metadata_array_init(&slot->headers);
     rpc_tag_set(&slot->tag, slot_done);
-    grpc_call_error error = grpc_server_request_call(s->grpc, &slot->grpc, &slot->details, &slot->headers,
+    grpc_call_error error = grpc_server_request_call(slot->from, &slot->grpc, &slot->details, &slot->headers,
                                                      s->pump.queue, s->pump.queue, &slot->tag);
     if (error == GRPC_CALL_OK)
         s->pump.n_other++;
@@ -104,6 +111,15 @@ static int descriptor_of(grpc_call *grpc)
     return fd;
 }
 
+/* gRPC keeps to its own bound only when the client has acknowledged it, and one field may be named often. */
+static bool headers_are_too_long(const grpc_metadata_array *headers)
+{
+    size_t n_bytes = 0;
+    for (size_t i = 0; i < headers->count; i++)
+        n_bytes += GRPC_SLICE_LENGTH(headers->metadata[i].key) + GRPC_SLICE_LENGTH(headers->metadata[i].value);
+    return n_bytes > RPC_HEADERS_BYTES;
+}
+
 /* NULL: its connection was closed as a flood, which may have left many. They cost as little as they can. */
 static struct rpc_call *call_of_slot(struct rpc_slot *slot)
 {
@@ -123,7 +139,9 @@ static struct rpc_call *call_of_slot(struct rpc_slot *slot)
     gpr_timespec deadline = slot->details.deadline;
     if (gpr_time_cmp(deadline, gpr_inf_future(deadline.clock_type)) != 0)
         call->deadline = gpr_convert_clock_type(deadline, GPR_CLOCK_MONOTONIC);
-    call_take_headers(call, &slot->headers);
+    call->is_too_long = headers_are_too_long(&slot->headers);
+    if (!call->is_too_long)
+        call_take_headers(call, &slot->headers);
     return call;
 }
 
@@ -201,6 +219,12 @@ static void release_held(struct rpc_server *s, uint64_t now)
     }
 }
 
+static void open_too_long(struct rpc_call *call, void *user)
+{
+    (void)user;
+    rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "the headers are too long");
+}
+
 static bool call_admit(struct rpc_server *s, struct rpc_call *call)
 {
     uint32_t retry_after_ms = 0;
@@ -214,6 +238,11 @@ static bool call_admit(struct rpc_server *s, struct rpc_call *call)
 
 static void call_open(struct rpc_server *s, struct rpc_call *call)
 {
+    if (call->is_too_long) {
+        call->opened_ns = rpc_now_ns();
+        rpc_call_run_server(call, open_too_long, NULL);
+        return;
+    }
     for (uint32_t i = 0; i < s->n_methods; i++) {
         const struct rpc_service_method *m = &s->methods[i];
         if (strcmp(m->path, call->path) != 0)
@@ -271,15 +300,12 @@ static int streams_of_a_connection(uint32_t max_calls)
     return max_calls && n < INT32_MAX ? (int)n : INT32_MAX;
 }
 
-static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_server_config *config)
+static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_server_config *config,
+                                  grpc_resource_quota *quota, int max_streams)
 {
-    grpc_resource_quota *quota = grpc_resource_quota_create("server");
-    grpc_resource_quota_resize(quota, config->max_rpc_bytes ? config->max_rpc_bytes : RPC_BYTES);
     int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        {.type = GRPC_ARG_INTEGER,
-         .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
-         .value.integer = streams_of_a_connection(config->max_calls)},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS, .value.integer = max_streams},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
@@ -298,6 +324,9 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
          * second for what lies in the kernel's buffer.
          */
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PING_STRIKES, .value.integer = 0},
+        /* What gRPC reads at a time it also handles at a time: at most some hundred calls of one connection,
+         * instead of 4 MiB. */
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, .value.integer = READ_CHUNK_BYTES},
         /* A compressed message of 1 MiB may hold 1 GiB, which gRPC makes before it looks at any limit. */
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
@@ -307,16 +336,28 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
          .value.pointer = {.p = quota, .vtable = grpc_resource_quota_arg_vtable()}},
     };
     grpc_channel_args all = {.num_args = sizeof(args) / sizeof(*args), .args = args};
-    grpc_server *server = grpc_server_create(&all, NULL);
+    return grpc_server_create(&all, NULL);
+}
+
+/* Two, because gRPC has one bound on the streams of a connection for each server. */
+static void servers_create(struct rpc_server *s, const struct rpc_server_config *config)
+{
+    grpc_resource_quota *quota = grpc_resource_quota_create("server");
+    grpc_resource_quota_resize(quota, config->max_rpc_bytes ? config->max_rpc_bytes : RPC_BYTES);
+    for (int k = 0; k < 2; k++) {
+        int most = streams_of_a_connection(config->max_calls);
+        most = k && most > RPC_CONNECTION_CALLS ? RPC_CONNECTION_CALLS : most;
+        s->grpc[k] = server_create(s->pump.max_message_bytes, config, quota, most);
+        grpc_server_register_completion_queue(s->grpc[k], s->pump.queue, NULL);
+    }
     grpc_resource_quota_unref(quota);
-    return server;
 }
 
 /* On the door's thread. */
-static void take_connection(void *user, int fd)
+static void take_connection(void *user, int fd, bool is_local)
 {
     struct rpc_server *s = user;
-    grpc_server_add_channel_from_fd(s->grpc, fd, s->credentials);
+    grpc_server_add_channel_from_fd(s->grpc[is_local ? 0 : 1], fd, s->credentials);
 }
 
 /* On the door's thread, 20 times a second. */
@@ -361,6 +402,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .max_per_address = config->max_per_address,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
                                          .max_calls = config->max_calls,
+                                         .max_connection_calls = RPC_CONNECTION_CALLS,
                                          .max_message_bytes = s->pump.max_message_bytes,
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
@@ -396,11 +438,14 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
 
 static void server_start(struct rpc_server *s)
 {
-    grpc_server_start(s->grpc);
+    for (int k = 0; k < 2; k++)
+        grpc_server_start(s->grpc[k]);
     pthread_mutex_lock(&s->pump.lock);
-    for (int i = 0; i < N_SLOTS; i++) {
-        s->slots[i].server = s;
-        slot_request(&s->slots[i]);
+    for (int i = 0; i < 2 * N_SLOTS; i++) {
+        struct rpc_slot *slot = &s->slots[i / N_SLOTS][i % N_SLOTS];
+        slot->server = s;
+        slot->from = s->grpc[i / N_SLOTS];
+        slot_request(slot);
     }
     pthread_mutex_unlock(&s->pump.lock);
     rpc_door_start(s->door);
@@ -415,9 +460,8 @@ enum td_status rpc_server_open(const struct rpc_server_config *config, struct rp
     TAILQ_INIT(&s->held);
     rpc_pump_init(&s->pump, true, config->max_message_bytes, config->max_queued_bytes, config->log);
     s->pump.faults = config->faults;
-    s->grpc = server_create(s->pump.max_message_bytes, config);
+    servers_create(s, config);
     s->max_calls = config->max_calls;
-    grpc_server_register_completion_queue(s->grpc, s->pump.queue, NULL);
     enum td_status status = rpc_reflection_open(config->descriptors, config->descriptors_len_bytes, &s->reflection);
     if (status != TD_OK) {
         td_fail(error_out, status, "descriptors: not a FileDescriptorSet");
@@ -476,8 +520,8 @@ void rpc_server_set_serving(struct rpc_server *s, bool serving)
 static void shutdown_done(struct rpc_tag *tag, bool ok)
 {
     (void)ok;
-    struct rpc_server *s = (struct rpc_server *)(void *)((char *)tag - offsetof(struct rpc_server, shutdown_tag));
-    rpc_pump_other_done(&s->pump);
+    struct rpc_shutdown *it = (struct rpc_shutdown *)(void *)((char *)tag - offsetof(struct rpc_shutdown, tag));
+    rpc_pump_other_done(&it->server->pump);
 }
 
 /* The rest of closing: no callback of the user can come any more. */
@@ -486,7 +530,8 @@ static void *server_destroy(void *arg)
     struct rpc_server *s = arg;
     rpc_pump_fini(&s->pump);
     release_held(s, UINT64_MAX);
-    grpc_server_destroy(s->grpc);
+    for (int k = 0; k < 2; k++)
+        grpc_server_destroy(s->grpc[k]);
     rpc_health_close(s->health);
     rpc_reflection_close(s->reflection);
     rpc_door_close(s->door);
@@ -504,15 +549,20 @@ void rpc_server_close(struct rpc_server *s)
         rpc_door_stop(s->door);
     pthread_mutex_lock(&s->pump.lock);
     s->pump.closing = true;
-    s->pump.n_other++;
-    rpc_tag_set(&s->shutdown_tag, shutdown_done);
+    s->pump.n_other += 2;
+    for (int k = 0; k < 2; k++) {
+        s->shutdowns[k].server = s;
+        rpc_tag_set(&s->shutdowns[k].tag, shutdown_done);
+    }
     pthread_mutex_unlock(&s->pump.lock);
-    grpc_server_shutdown_and_notify(s->grpc, s->pump.queue, &s->shutdown_tag);
+    for (int k = 0; k < 2; k++)
+        grpc_server_shutdown_and_notify(s->grpc[k], s->pump.queue, &s->shutdowns[k].tag);
     /* First with a status that clients can read; then by cutting the connections, which idle and frozen
      * clients need. */
     rpc_pump_abort_all(&s->pump, RPC_UNAVAILABLE, "server closing");
     rpc_pump_wait(&s->pump, false, 1000);
-    grpc_server_cancel_all_calls(s->grpc);
+    for (int k = 0; k < 2; k++)
+        grpc_server_cancel_all_calls(s->grpc[k]);
     rpc_pump_wait_calls(&s->pump);
     rpc_pump_destroy(&s->pump, server_destroy, s);
 }

@@ -132,7 +132,8 @@ def test_connections_that_wait_do_not_slow_streams():
             for s in idle:
                 s.close()
     print(f"# gaps between tokens, alone and beside {IDLE} idle connections: {results}")
-    assert results[1]["p99_ms"] <= 1.1 * results[0]["p99_ms"] or SLOW > 1, results
+    most = 1.1 if LONG else 1.3  # other tests run beside the default
+    assert results[1]["p99_ms"] <= most * results[0]["p99_ms"] or SLOW > 1, results
 
 
 if __name__ == "__main__":

@@ -347,6 +347,39 @@ START_TEST(test_rpc_both_ends_name_the_same_address)
 }
 END_TEST
 
+/* A server takes RPC_CONNECTION_CALLS from another host on one connection; a client has more than one. */
+START_TEST(test_rpc_client_has_as_many_connections_as_its_calls_need)
+{
+    char listen[64];
+    enum { N = RPC_CONNECTION_CALLS + 50 };
+    struct record *r[N];
+    if (!echo_own_address(listen, sizeof(listen))) {
+        printf("# this host has no address but loopback\n");
+        return;
+    }
+    struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});
+    struct rpc_client *c = echo_client(echo_address(e), 0);
+    for (int i = 0; i < N; i++) {
+        r[i] = record_open();
+        ck_assert_int_eq(record_start(r[i], c, ECHO_PATH, 0), TD_OK); /* stays open */
+    }
+    ck_assert(echo_wait_opened(e, N, AT_MOST_MS));
+    ck_assert_uint_ge(rpc_server_stats(echo_server(e)).connections, 2);
+    for (int i = 0; i < N; i++) { /* those that have ended make room */
+        rpc_call_cancel(record_call(r[i]));
+        ck_assert(record_wait_end(r[i], AT_MOST_MS));
+    }
+    uint32_t before = rpc_server_stats(echo_server(e)).connections;
+    for (int i = 0; i < 50; i++)
+        ck_assert_int_eq(ping(c, AT_MOST_MS), RPC_OK);
+    ck_assert_uint_eq(rpc_server_stats(echo_server(e)).connections, before);
+    for (int i = 0; i < N; i++)
+        record_close(r[i]);
+    rpc_client_close(c);
+    echo_close(e);
+}
+END_TEST
+
 START_TEST(test_rpc_unix_socket_works)
 {
     char listen[64];
@@ -514,6 +547,7 @@ int main(void)
     tcase_add_test(tc, test_rpc_second_server_on_one_port_is_refused);
     tcase_add_loop_test(tc, test_rpc_every_address_may_be_written_without_a_host, 0, 4);
     tcase_add_loop_test(tc, test_rpc_both_ends_name_the_same_address, 0, 4);
+    tcase_add_test(tc, test_rpc_client_has_as_many_connections_as_its_calls_need);
     tcase_add_test(tc, test_rpc_unix_socket_works);
     tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
     tcase_add_test(tc, test_rpc_frozen_client_is_noticed);

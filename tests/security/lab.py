@@ -109,6 +109,17 @@ class Nets:
         for name in self.names.values():
             ip("netns", "del", name, check=False)
 
+    def move_attacker(self):
+        """Gives the attacker addresses that nobody has seen: a listener lets those of floods wait."""
+        self.moves = getattr(self, "moves", 0) + 1
+        last = 10 + self.moves % 240
+        routes = [("ar", "10.214.1", ["10.214.1.0/24"]), ("aw", "10.214.2", ["10.214.2.0/24"]),
+                  ("aw", "10.214.2", ["10.214.3.0/24", "via", "10.214.2.2"])]
+        for end, subnet, route in routes:
+            here, dev = ["-n", self.names["attacker"]], ["dev", f"{end}{os.getpid()}"]
+            ip(*here, "addr", "add", f"{subnet}.{last}/24", *dev, check=False)
+            ip(*here, "route", "replace", *route, *dev, "src", f"{subnet}.{last}")
+
     def inside(self, host, core):
         """The words that run a program on that host, on one core."""
         return ["taskset", "-c", str(core), "ip", "netns", "exec", self.names[host]]
