@@ -193,8 +193,9 @@ static bool call_pace(struct rpc_server *s, struct rpc_call *call)
 /* Before it runs: whoever lets go of it may do so at once. */
 static void call_keep_held(struct rpc_server *s, struct rpc_call *call)
 {
+    rpc_call_ref(call);
     pthread_mutex_lock(&s->pump.lock);
-    TAILQ_INSERT_TAIL(&s->held, rpc_call_ref(call), in_held);
+    TAILQ_INSERT_TAIL(&s->held, call, in_held);
     pthread_mutex_unlock(&s->pump.lock);
 }
 
@@ -529,7 +530,11 @@ static void *server_destroy(void *arg)
 {
     struct rpc_server *s = arg;
     rpc_pump_fini(&s->pump);
-    release_held(s, UINT64_MAX);
+    struct rpc_call *call;
+    while ((call = TAILQ_FIRST(&s->held))) { /* no thread is left */
+        TAILQ_REMOVE(&s->held, call, in_held);
+        rpc_call_unref(call);
+    }
     for (int k = 0; k < 2; k++)
         grpc_server_destroy(s->grpc[k]);
     rpc_health_close(s->health);
