@@ -1,5 +1,6 @@
 /*
- * The server: one completion queue, 64 requests for calls outstanding, one table of methods.
+ * The server: two of gRPC's (for connections from this host, and from others) on one completion queue, 64
+ * requests for calls outstanding at each, one table of methods.
  *
  * Methods are not registered with gRPC: one generic request lets us answer UNIMPLEMENTED with our own text,
  * and is one path for all calls. A slot asks for the next call before it opens the one that it got, so that
