@@ -260,8 +260,8 @@ static const char *call_client_outcome(const struct rpc_call *call, char buffer[
 /* For rpc_door_call_end(): it brought no message, or it was ended, by whomever, before it was answered. */
 static uint32_t call_waste(const struct rpc_call *call)
 {
-    if (call->was_admitted && !call->n_received)
-        return RPC_WASTE_SILENT;
+    if (call->was_admitted && !call->n_received) /* of a held one nothing was read */
+        return call->begins_ns ? RPC_WASTE_YOUNG : RPC_WASTE_SILENT;
     if (call->is_too_much)
         return RPC_WASTE_REFUSED;
     if (call->is_too_long)
