@@ -205,8 +205,8 @@ static void on_done(struct ask *a)
     } else if (a->code == RPC_RESOURCE_EXHAUSTED && now < v->done_ns + patience_ns) {
         v->again[v->n_again++] = w;
         v->again_ns = now + (a->retry_after_ms ? a->retry_after_ms : RETRY_MS) * NS_PER_MS;
-        v->n_most = v->n_flying <= v->n_most ? v->n_flying - 1 : v->n_most;
-        v->n_most = v->n_most ? v->n_most : 1;
+        uint64_t n_kept = v->n_flying > 1 ? v->n_flying - 1 : 1;
+        v->n_most = n_kept < v->n_most ? n_kept : v->n_most;
         v->n_since = 0;
     } else if (!v->code) {
         v->code = a->code;

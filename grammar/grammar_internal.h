@@ -67,7 +67,8 @@ struct gr_key { /* a node of a trie of names, with both quotes */
 /*
  * Parts of strings that are the same in all programs, so that masks of them are made once for a vocabulary. A
  * string with a limit of its length repeats `character` by a repeat of its own. Its mask k characters before
- * that limit is the mask of at_most, or exactly, k characters before theirs (masks.c).
+ * that limit is the mask of at_most, or exactly, k characters before the limit of that rule
+ * (masks.c).
  */
 struct gr_strings {
     uint32_t rest; /* what may come behind the first quote of any string, with the last one */

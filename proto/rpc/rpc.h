@@ -182,13 +182,14 @@ struct rpc_method {
     struct rpc_handlers handlers;
     /* A call has arrived; call rpc_call_set_user here. */
     void (*on_open)(struct rpc_call *call, void *server_user);
-    bool one_request; /* a second message ends the call with INVALID_ARGUMENT and is not delivered */
+    /* A second message ends the call with INVALID_ARGUMENT and is not delivered. Such a call is answered at
+     * once, for whoever asks: above a rate, the calls from an address wait until their time, or are refused
+     * if that is far off (rpc_senders.h). */
+    bool one_request;
+    bool has_queue; /* its calls wait in a bounded queue of the method's own instead */
     /* Until rpc_call_proved() the call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, and a
      * message longer than RPC_UNPROVED_BYTES ends it. */
     bool must_prove;
-    /* It is answered at once, for whoever asks: above a rate, the calls from an address wait until their
-     * time, or are refused if that is far off (rpc_senders.h). */
-    bool is_paced;
 };
 
 /* Places for calls that anybody may make (health, reflection, unknown methods), if a quarter of max_calls is
@@ -319,9 +320,10 @@ enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params
 void rpc_call_close_send(struct rpc_call *call); /* client: says that no more messages come from us */
 void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end comes with RPC_CANCELLED */
 /*
- * Client side, inside on_message: no other message is delivered until rpc_call_resume(), by any thread. The
- * server's flow control then stops it. The call still ends with the server's status only after all messages,
- * and at once if it is cancelled or its connection is lost. Resuming what is not held does nothing.
+ * Inside a client's on_message, or before a server's call runs: no other message is delivered until
+ * rpc_call_resume(), by any thread. Flow control then stops the peer. A client's call still ends with the
+ * server's status only after all messages, and at once if it is cancelled or its connection is lost. Resuming
+ * what is not held does nothing.
  */
 void rpc_call_hold(struct rpc_call *call);
 void rpc_call_resume(struct rpc_call *call);

@@ -58,7 +58,7 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t wire_cookie, began_ns;
     uint64_t explained_bytes;         /* by calls and messages: see rpc_door_message() */
     uint64_t quiet_bytes, quiet_ns;   /* explained_bytes when it had no call and too many bytes, and since when */
-    uint64_t unread_bytes, unread_ns; /* what calls whose message is not read may still explain, as of then */
+    uint64_t unread_bytes, unread_ns; /* bytes that calls with an unread message may still explain, as of then */
     uint64_t surplus_bytes;           /* explained and never sent: it explains nothing later */
 };
 
@@ -104,6 +104,15 @@ static void forget(struct rpc_door *d, struct connection *c)
     *c = (struct connection){0};
 }
 
+static void warn(struct rpc_door *d, const char *what)
+{
+    uint64_t now = clock_now(&d->clock), before = atomic_load(&d->warned_ns);
+    if ((before && now - before < WARN_EVERY_NS) || !atomic_compare_exchange_strong(&d->warned_ns, &before, now))
+        return;
+    log_warn(d->config.log, "%s address=%s open=%u waiting=%u", what, d->address, atomic_load(&d->n_open),
+             atomic_load(&d->n_waiting));
+}
+
 /* The connection has ended by itself. To make one costs as much as some calls. */
 static void lost(struct rpc_door *d, struct connection *c)
 {
@@ -111,6 +120,7 @@ static void lost(struct rpc_door *d, struct connection *c)
     if (c->cookie && !c->is_used && rpc_senders_waste(&d->senders, c->from, RPC_WASTE_UNUSED, now)) {
         rpc_senders_flood(&d->senders, c->from, now);
         d->stats.n_flood++;
+        warn(d, "address has to wait: it makes connections and calls for nothing");
     }
     forget(d, c);
 }
@@ -179,15 +189,6 @@ static bool make_room(struct rpc_door *d, struct rpc_origin from)
         return true;
     sweep(d);
     return count_from(d, from) < d->config.max_per_address || close_idle(d, from);
-}
-
-static void warn(struct rpc_door *d, const char *what)
-{
-    uint64_t now = clock_now(&d->clock), before = atomic_load(&d->warned_ns);
-    if ((before && now - before < WARN_EVERY_NS) || !atomic_compare_exchange_strong(&d->warned_ns, &before, now))
-        return;
-    log_warn(d->config.log, "%s address=%s open=%u waiting=%u", what, d->address, atomic_load(&d->n_open),
-             atomic_load(&d->n_waiting));
 }
 
 /* The connection has spoken the protocol: hands it on, or closes it at a bound. */

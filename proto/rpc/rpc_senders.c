@@ -1,6 +1,5 @@
 #include "proto/rpc/rpc_senders.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <string.h>
 

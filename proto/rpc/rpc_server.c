@@ -428,7 +428,7 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
             .open_user = config->user,
             .one_request = m->one_request,
             .must_prove = m->must_prove,
-            .is_paced = m->is_paced,
+            .is_paced = m->one_request && !m->has_queue,
         };
     }
     s->health = rpc_health_open(config->methods, config->n_methods);

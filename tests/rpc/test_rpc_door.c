@@ -290,10 +290,7 @@ START_TEST(test_door_bounds_each_address)
 {
     char listen[64];
     int fds[4];
-    if (!echo_own_address(listen, sizeof(listen))) {
-        printf("# this host has no address but loopback\n");
-        return;
-    }
+    ck_assert(echo_own_address(listen, sizeof(listen)));
     open_door(listen, 100, 2);
     for (int i = 0; i < 2; i++) {
         fds[i] = greet();
@@ -311,10 +308,7 @@ END_TEST
 START_TEST(test_door_lets_the_address_of_a_flood_wait)
 {
     char listen[64];
-    if (!echo_own_address(listen, sizeof(listen))) {
-        printf("# this host has no address but loopback\n");
-        return;
-    }
+    ck_assert(echo_own_address(listen, sizeof(listen)));
     open_door(listen, 100, 0);
     int flooding = greet(), other = greet();
     for (int i = 0; i <= RPC_WASTE_MOST / RPC_WASTE_SILENT; i++)
@@ -341,10 +335,7 @@ START_TEST(test_door_counts_the_waste_of_an_address_together)
 {
     char listen[64];
     enum { CONNECTIONS = 20, EACH = (RPC_WASTE_MOST / CONNECTIONS - RPC_WASTE_UNUSED) / RPC_WASTE_YOUNG };
-    if (!echo_own_address(listen, sizeof(listen))) {
-        printf("# this host has no address but loopback\n");
-        return;
-    }
+    ck_assert(echo_own_address(listen, sizeof(listen)));
     open_door(listen, 100, 0);
     for (int i = 0; i < CONNECTIONS; i++) {
         int fd = greet();
@@ -464,13 +455,21 @@ int main(void)
     tcase_add_test(tc, test_door_closes_who_makes_calls_for_nothing);
     tcase_add_test(tc, test_door_closes_those_whose_calls_do_not_end);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
-    tcase_add_test(tc, test_door_bounds_each_address);
-    tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
-    tcase_add_test(tc, test_door_counts_the_waste_of_an_address_together);
     tcase_add_test(tc, test_door_drops_the_calls_of_a_client_that_has_left);
     tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
     tcase_add_test(tc, test_door_listens_where_it_is_told);
     tcase_add_test(tc, test_door_of_a_unix_socket_replaces_one_that_was_left);
+    static const char WHY[] = "this host has no address but loopback";
+    char address[64];
+    if (echo_own_address(address, sizeof(address))) {
+        tcase_add_test(tc, test_door_bounds_each_address);
+        tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
+        tcase_add_test(tc, test_door_counts_the_waste_of_an_address_together);
+    } else {
+        tap_skip("test_door_bounds_each_address", WHY);
+        tap_skip("test_door_lets_the_address_of_a_flood_wait", WHY);
+        tap_skip("test_door_counts_the_waste_of_an_address_together", WHY);
+    }
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

@@ -353,10 +353,7 @@ START_TEST(test_rpc_client_has_as_many_connections_as_its_calls_need)
     char listen[64];
     enum { N = RPC_CONNECTION_CALLS + 50 };
     struct record *r[N];
-    if (!echo_own_address(listen, sizeof(listen))) {
-        printf("# this host has no address but loopback\n");
-        return;
-    }
+    ck_assert(echo_own_address(listen, sizeof(listen)));
     struct echo_service *e = echo_open(&(struct echo_config){.listen = listen});
     struct rpc_client *c = echo_client(echo_address(e), 0);
     for (int i = 0; i < N; i++) {
@@ -547,7 +544,6 @@ int main(void)
     tcase_add_test(tc, test_rpc_second_server_on_one_port_is_refused);
     tcase_add_loop_test(tc, test_rpc_every_address_may_be_written_without_a_host, 0, 4);
     tcase_add_loop_test(tc, test_rpc_both_ends_name_the_same_address, 0, 4);
-    tcase_add_test(tc, test_rpc_client_has_as_many_connections_as_its_calls_need);
     tcase_add_test(tc, test_rpc_unix_socket_works);
     tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
     tcase_add_test(tc, test_rpc_frozen_client_is_noticed);
@@ -556,6 +552,13 @@ int main(void)
     tcase_add_test(tc, test_rpc_server_close_does_not_wait_for_a_frozen_client_on_a_unix_socket);
     tcase_add_test(tc, test_rpc_cancel_ends_a_call_whose_send_is_stuck);
     tcase_add_test(tc, test_rpc_silent_stream_stays_open);
+    static const char WHY[] = "this host has no address but loopback";
+    char address[64];
+    if (echo_own_address(address, sizeof(address))) {
+        tcase_add_test(tc, test_rpc_client_has_as_many_connections_as_its_calls_need);
+    } else {
+        tap_skip("test_rpc_client_has_as_many_connections_as_its_calls_need", WHY);
+    }
     suite_add_tcase(suite, tc);
     return tap_main(suite);
 }

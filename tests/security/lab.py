@@ -83,6 +83,8 @@ class Nets:
     """Network namespaces of an attacker, a router with its clients, and the workers, each joined to the other
     two by a link of its own."""
 
+    moves = 0
+
     def __enter__(self):
         self.names = {host: f"td-{host[0]}-{os.getpid()}" for host in ("attacker", "router", "workers")}
         if os.geteuid() or not shutil.which("ip") or not shutil.which("taskset"):
@@ -111,7 +113,7 @@ class Nets:
 
     def move_attacker(self):
         """Gives the attacker addresses that nobody has seen: a listener lets those of floods wait."""
-        self.moves = getattr(self, "moves", 0) + 1
+        self.moves += 1
         last = 10 + self.moves % 240
         routes = [("ar", "10.214.1", ["10.214.1.0/24"]), ("aw", "10.214.2", ["10.214.2.0/24"]),
                   ("aw", "10.214.2", ["10.214.3.0/24", "via", "10.214.2.2"])]
