@@ -198,7 +198,7 @@ struct rpc_method {
 #define RPC_BYTES        (128ull << 20)
 /* Calls that a connection from another host may have open, if a server has no lower bound; clients of ours
  * make more connections. Names and values of a call's headers. */
-enum { RPC_CONNECTION_CALLS = 256, RPC_HEADERS_BYTES = 16384 };
+enum { RPC_CONNECTION_CALLS = 256, RPC_NEW_CONNECTIONS = 4, RPC_HEADERS_BYTES = 16384 };
 /* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
  * takes many times as much. */
 enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096 };

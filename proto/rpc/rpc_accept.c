@@ -35,15 +35,17 @@ enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 /* Frames and records around a message; connections that are looked at each time; bytes without a call. */
 enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10 };
+enum { HELD_MS = 5, HELD_LOOKS = 64 }; /* how often, and how many of those held are looked at each time */
 #define NOISE_NS      (NS_PER_S / 2)
 #define WARN_EVERY_NS (10 * NS_PER_S)
 
-struct newcomer { /* accepted, and silent so far */
-    TAILQ_ENTRY(newcomer) in_door;
+struct newcomer {                  /* accepted, and silent so far; or it has spoken, and is held */
+    TAILQ_ENTRY(newcomer) in_door; /* in waiting or held */
     int fd;
     struct rpc_tls_link *tls; /* NULL: plain text */
     struct rpc_origin from;
     uint64_t until_ns;
+    bool is_held;
 };
 
 struct connection {  /* handed on; the index in rpc_door.connections is its descriptor */
@@ -52,6 +54,7 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     struct sockaddr_in6 peer, local; /* with TLS: its two ends, also of IPv4; else its socket knows them */
     uint32_t n_calls;
     bool is_used;     /* a call of it was answered */
+    bool has_proved;  /* see rpc_door_proved() */
     uint64_t idle_ns; /* since when it has no call */
     struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
@@ -69,10 +72,13 @@ struct rpc_door {
     char *path; /* of a unix socket; NULL */
     int listeners[LISTENERS_MAX], n_listeners;
     int epoll_fd, wake_fd, spare_fd;
-    uint64_t tick_ns, look_ns;      /* when tick() and look_at_flows() are due */
-    uint32_t next_look;             /* connection that is looked at next, modulo their number */
-    uint64_t resume_ns;             /* nothing is accepted until then; 0: no pause */
-    TAILQ_HEAD(, newcomer) waiting; /* the oldest first; used by the thread only */
+    uint64_t tick_ns, look_ns; /* when tick() and look_at_flows() are due */
+    uint32_t next_look;        /* connection that is looked at next, modulo their number */
+    uint64_t resume_ns;        /* nothing is accepted until then; 0: no pause */
+    /* The oldest first; used by the thread only. Held: too many of its address are new. */
+    TAILQ_HEAD(newcomers, newcomer) waiting, held;
+    uint32_t n_held;
+    uint64_t held_ns; /* when admit_held() is due */
     _Atomic uint64_t warned_ns;
     pthread_t thread;
     bool is_running;
@@ -113,15 +119,22 @@ static void warn(struct rpc_door *d, const char *what)
              atomic_load(&d->n_waiting));
 }
 
-/* The connection has ended by itself. To make one costs as much as some calls. */
+/* A connection from there has ended by itself, without a call that was answered. To make one costs as much as
+ * some calls. Call under the lock. */
+static void unused(struct rpc_door *d, struct rpc_origin from, uint32_t waste, uint64_t now)
+{
+    if (!rpc_senders_waste(&d->senders, from, waste, now))
+        return;
+    rpc_senders_flood(&d->senders, from, now);
+    d->stats.n_flood++;
+    warn(d, "address has to wait: it makes connections and calls for nothing");
+}
+
+/* The connection has ended by itself. */
 static void lost(struct rpc_door *d, struct connection *c)
 {
-    uint64_t now = clock_now(&d->clock);
-    if (c->cookie && !c->is_used && rpc_senders_waste(&d->senders, c->from, RPC_WASTE_UNUSED, now)) {
-        rpc_senders_flood(&d->senders, c->from, now);
-        d->stats.n_flood++;
-        warn(d, "address has to wait: it makes connections and calls for nothing");
-    }
+    if (c->cookie && !c->is_used)
+        unused(d, c->from, RPC_WASTE_UNUSED, clock_now(&d->clock));
     forget(d, c);
 }
 
@@ -146,17 +159,44 @@ static uint32_t count_from(const struct rpc_door *d, struct rpc_origin from)
     return n;
 }
 
+/* Takes what a connection that was shut down has received: the kernel would still give it to the server, as
+ * thousands of calls. */
+static void drain(int fd)
+{
+    char bytes[16 << 10];
+    while (recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+        ;
+}
+
 /* Closes a connection. gRPC owns the descriptor and may close it at any time, so a copy of it is checked and
  * shut down; gRPC then reads the end. */
 static void cut(struct rpc_door *d, struct connection *c)
 {
     int copy = fcntl((int)(c - d->connections), F_DUPFD_CLOEXEC, 3);
-    if (copy >= 0 && cookie_of(copy) == c->cookie)
+    if (copy >= 0 && cookie_of(copy) == c->cookie) {
         shutdown(copy, SHUT_RDWR);
+        drain(copy);
+    }
     if (copy >= 0)
         close(copy);
     forget(d, c);
     atomic_fetch_sub(&d->n_open, 1);
+}
+
+/* Whether as many connections from there as may be are new: younger than a second, and no call of them was
+ * answered yet. */
+static bool are_many_new(struct rpc_door *d, struct rpc_origin from)
+{
+    uint64_t now = clock_now(&d->clock);
+    uint32_t n_new = 0, n_used = 0;
+    for (uint32_t fd = 0; fd < d->cap_connections && from.key && d->config.max_new; fd++) {
+        struct connection *c = &d->connections[fd];
+        if (!c->cookie || c->from.key != from.key)
+            continue;
+        n_used += c->is_used;
+        n_new += !c->is_used && now - c->began_ns < NS_PER_S && cookie_of((int)fd) == c->cookie;
+    }
+    return n_new && n_new >= d->config.max_new * (1 + n_used);
 }
 
 /* Closes the connection that has been idle for longest: of the connections from one address, or of all (no
@@ -385,6 +425,8 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
         d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
+        if (!waste)
+            rpc_senders_answered(&d->senders, c->from, now);
         is_cut = waste && wasted(d, c, waste, now);
     }
     pthread_mutex_unlock(&d->lock);
@@ -392,15 +434,33 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
         warn(d, GIVEN_UP);
 }
 
-uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection)
+uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has_queue)
 {
     uint64_t now = clock_now(&d->clock), begins = now;
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection)
-        begins = rpc_senders_pace(&d->senders, c->from, now);
+        begins = (has_queue ? rpc_senders_trust : rpc_senders_pace)(&d->senders, c->from, now);
     pthread_mutex_unlock(&d->lock);
     return begins <= now ? 0 : begins;
+}
+
+bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection)
+{
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    bool left = !c || c->cookie != connection || has_left(c);
+    pthread_mutex_unlock(&d->lock);
+    return left;
+}
+
+void rpc_door_proved(struct rpc_door *d, int fd, uint64_t connection)
+{
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection)
+        c->has_proved = true;
+    pthread_mutex_unlock(&d->lock);
 }
 
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes)
@@ -446,7 +506,8 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     struct rpc_flow flow;
     if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
         return false;
-    uint64_t most = d->config.max_message_bytes;
+    bool is_small = d->config.must_prove && !c->has_proved;
+    uint64_t most = is_small || d->config.max_message_bytes < NOISE_BYTES ? NOISE_BYTES : d->config.max_message_bytes;
     uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
     explained -= c->surplus_bytes;
     if (explained > flow.read_bytes + most)
@@ -498,8 +559,13 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d)
 
 static void newcomer_free(struct rpc_door *d, struct newcomer *w, bool closes)
 {
-    TAILQ_REMOVE(&d->waiting, w, in_door);
-    atomic_fetch_sub(&d->n_waiting, 1);
+    if (w->is_held) {
+        TAILQ_REMOVE(&d->held, w, in_door);
+        d->n_held--;
+    } else {
+        TAILQ_REMOVE(&d->waiting, w, in_door);
+        atomic_fetch_sub(&d->n_waiting, 1);
+    }
     epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, w->fd, NULL);
     if (closes && w->tls)
         rpc_tls_drop(w->tls);
@@ -508,12 +574,95 @@ static void newcomer_free(struct rpc_door *d, struct newcomer *w, bool closes)
     free(w);
 }
 
-static void drop_late(struct rpc_door *d, struct newcomer *w)
+static void count(struct rpc_door *d, uint64_t *n)
 {
     pthread_mutex_lock(&d->lock);
-    d->stats.n_late++;
+    ++*n;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void drop_late(struct rpc_door *d, struct newcomer *w)
+{
+    count(d, &d->stats.n_late);
+    newcomer_free(d, w, true);
+}
+
+/* Keeps it until fewer connections of its address are new. False: they are few enough. */
+static bool hold(struct rpc_door *d, struct newcomer *w)
+{
+    pthread_mutex_lock(&d->lock);
+    bool are_many = are_many_new(d, w->from);
+    pthread_mutex_unlock(&d->lock);
+    if (!are_many)
+        return false;
+    uint32_t n = 0;
+    const struct newcomer *other;
+    TAILQ_FOREACH (other, &d->held, in_door)
+        n += other->from.key == w->from.key;
+    if (n >= RPC_HELD_MOST || atomic_load(&d->n_open) + d->n_held >= d->config.max_connections) {
+        count(d, &d->stats.n_refused);
+        newcomer_free(d, w, true);
+        return true;
+    }
+    TAILQ_REMOVE(&d->waiting, w, in_door);
+    atomic_fetch_sub(&d->n_waiting, 1);
+    TAILQ_INSERT_TAIL(&d->held, w, in_door);
+    d->n_held++;
+    w->is_held = true;
+    /* It is told again if its client has left meanwhile. */
+    struct epoll_event e = {.events = EPOLLRDHUP | EPOLLET, .data.ptr = w};
+    epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, w->fd, &e);
+    return true;
+}
+
+/* Something was heard of a connection that is held. */
+static void on_held(struct rpc_door *d, struct newcomer *w)
+{
+    if (rpc_flow_is_open(w->fd))
+        return;
+    pthread_mutex_lock(&d->lock);
+    unused(d, w->from, RPC_WASTE_HELD, clock_now(&d->clock));
     pthread_mutex_unlock(&d->lock);
     newcomer_free(d, w, true);
+}
+
+static void enter(struct rpc_door *d, struct newcomer *w)
+{
+    struct newcomer it = *w;
+    newcomer_free(d, w, false);
+    hand_on(d, it.fd, it.tls, it.from);
+}
+
+/* Hands on those that are held no longer, if it is time to look; returns ms until it is the next time, or -1:
+ * none is held. */
+static int admit_held(struct rpc_door *d)
+{
+    uint64_t now = clock_now(&d->clock);
+    struct rpc_origin full = {0}; /* where the last one came from that is still held */
+    struct newcomer *w = TAILQ_FIRST(&d->held), *next;
+    if (!w)
+        return -1;
+    if (now < d->held_ns)
+        return (int)((d->held_ns - now) / NS_PER_MS) + 1;
+    for (int n_looks = 0; w && n_looks < HELD_LOOKS; w = next) {
+        next = TAILQ_NEXT(w, in_door);
+        if (w->until_ns > now && w->from.key == full.key)
+            continue;
+        n_looks++;
+        pthread_mutex_lock(&d->lock);
+        bool waits = rpc_senders_must_wait(&d->senders, w->from, now);
+        bool stays = !waits && w->until_ns > now && are_many_new(d, w->from);
+        d->stats.n_refused += waits;
+        pthread_mutex_unlock(&d->lock);
+        if (waits)
+            newcomer_free(d, w, true);
+        else if (stays)
+            full = w->from;
+        else
+            enter(d, w);
+    }
+    d->held_ns = now + HELD_MS * NS_PER_MS;
+    return HELD_MS;
 }
 
 /* Looks at the first bytes without taking them: the server reads them once more. Returns their number; 0:
@@ -541,17 +690,14 @@ static bool on_bytes(struct rpc_door *d, struct newcomer *w)
     if (!n)
         return false;
     if (n < 0 || memcmp(bytes, preface, (size_t)(n < n_preface ? n : n_preface)) != 0) {
-        pthread_mutex_lock(&d->lock);
-        d->stats.n_foreign++;
-        pthread_mutex_unlock(&d->lock);
+        count(d, &d->stats.n_foreign);
         newcomer_free(d, w, true);
         return true;
     }
     if (n < n_preface && !w->tls) /* what a record of TLS has is all that can be seen; gRPC looks at the rest */
         return false;
-    struct newcomer it = *w;
-    newcomer_free(d, w, false);
-    hand_on(d, it.fd, it.tls, it.from);
+    if (!hold(d, w))
+        enter(d, w);
     return true;
 }
 
@@ -570,9 +716,7 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
 {
     const struct rpc_origin origin = rpc_origin_of(from);
     const struct linger at_once = {1, 0};
-    pthread_mutex_lock(&d->lock);
-    d->stats.n_accepted++;
-    pthread_mutex_unlock(&d->lock);
+    count(d, &d->stats.n_accepted);
     if (must_wait(d, origin)) {
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)); /* nothing of it stays in the kernel */
         close(fd);
@@ -610,15 +754,16 @@ static void keep_spare(struct rpc_door *d)
         d->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* No descriptor is left: drops a silent connection, so that the new one gets its descriptor. If none is
- * silent, closes an idle one for those that come later, and refuses the new one by the spare descriptor.
- * False: no connection waits, or even that failed. */
+/* No descriptor is left: drops a silent connection, or one that is held, so that the new one gets its
+ * descriptor. If there is none, closes an idle one for those that come later, and refuses the new one by the
+ * spare descriptor. False: no connection waits, or even that failed. */
 static bool refuse_one(struct rpc_door *d, int listener)
 {
     struct sockaddr_storage from;
     warn(d, "no descriptor is left for a connection");
-    if (!TAILQ_EMPTY(&d->waiting)) {
-        drop_late(d, TAILQ_FIRST(&d->waiting));
+    struct newcomer *w = TAILQ_EMPTY(&d->waiting) ? TAILQ_LAST(&d->held, newcomers) : TAILQ_FIRST(&d->waiting);
+    if (w) {
+        drop_late(d, w);
         return true;
     }
     if (d->spare_fd >= 0)
@@ -709,13 +854,16 @@ static void *run(void *arg)
     while (!atomic_load(&d->stop)) {
         struct epoll_event e;
         unsigned silent_ms = (unsigned)drop_silent(d), wait_ms = (unsigned)tick(d);
-        unsigned look_ms = (unsigned)look_at_flows(d); /* -1 is the largest number */
+        unsigned look_ms = (unsigned)look_at_flows(d), held_ms = (unsigned)admit_held(d); /* -1 is the largest */
+        wait_ms = held_ms < wait_ms ? held_ms : wait_ms;
         wait_ms = silent_ms < wait_ms ? silent_ms : wait_ms;
         wait_ms = look_ms < wait_ms ? look_ms : wait_ms;
         if (epoll_wait(d->epoll_fd, &e, 1, (int)wait_ms) < 1 || e.data.ptr == d)
             continue;
         if (is_listener(d, e.data.ptr))
             take_accepts(d, *(int *)e.data.ptr);
+        else if (((struct newcomer *)e.data.ptr)->is_held)
+            on_held(d, e.data.ptr);
         else
             on_bytes(d, e.data.ptr);
     }
@@ -860,6 +1008,7 @@ enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_do
     fill_bounds(&d->config);
     clock_init_real(&d->clock);
     TAILQ_INIT(&d->waiting);
+    TAILQ_INIT(&d->held);
     pthread_mutex_init(&d->lock, NULL);
     d->cap_connections = CONNECTIONS_LEAST;
     d->connections = mem_array(d->cap_connections, sizeof(*d->connections));
@@ -898,8 +1047,9 @@ void rpc_door_stop(struct rpc_door *d)
         pthread_join(d->thread, NULL);
         d->is_running = false;
     }
-    while (!TAILQ_EMPTY(&d->waiting))
-        newcomer_free(d, TAILQ_FIRST(&d->waiting), true);
+    struct newcomer *w;
+    while ((w = TAILQ_FIRST(&d->waiting)) || (w = TAILQ_FIRST(&d->held)))
+        newcomer_free(d, w, true);
     for (int i = 0; i < d->n_listeners; i++)
         close(d->listeners[i]);
     d->n_listeners = 0;

@@ -9,12 +9,17 @@
  * at whose other end these bytes arrive (rpc_tls.h).
  *
  *     accepted -> waiting (silent: at most RPC_HANDSHAKE_MS, at most RPC_WAITING_MAX at a time) -> taken
- *                 (with TLS the handshake belongs to it)
+ *                 (with TLS the handshake belongs to it)  \---> held ---/
  *
  * Bounds: when a new connection finds max_connections, or max_per_address from its address, the connection
  * without calls that has been idle for longest is closed for it; if there is none, the new one is closed. So
  * idle connections keep nobody out. Loopback and unix sockets have no bound for each address: there all
  * clients look alike. A spare descriptor is kept to refuse connections when no other is left.
+ *
+ * New connections. Of one address max_new connections may be younger than a second and have no call that
+ * was answered, and as many more for each that has one. Further ones are held, at most RPC_HELD_MOST, until
+ * there is room, or for RPC_HANDSHAKE_MS. What they sent stays in the kernel, so a client that makes
+ * connections, sends requests and leaves costs little until it is known.
  *
  * A connection that the server has closed is found by its socket's cookie: gRPC tells nobody. Looking costs a
  * call into the kernel for each connection, so it is done once a second, and when a bound is reached. A
@@ -33,7 +38,7 @@
 #include "base/status.h"
 #include "proto/rpc/rpc_senders.h"
 
-enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_PREFACE_MOST = 24 };
+enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_HELD_MOST = 512, RPC_PREFACE_MOST = 24 };
 
 struct rpc_door;
 struct rpc_tls;
@@ -44,10 +49,12 @@ struct rpc_door_config {
     /* What a client must say first, at most RPC_PREFACE_MOST bytes; others are closed. NULL: any byte. */
     const char *preface;
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
+    uint32_t max_new;                          /* of an address, see above; 0: no bound */
     uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
     uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */
     uint32_t max_connection_calls;             /* the same, of a connection from another host */
     uint32_t max_message_bytes;                /* 0: bytes are not bounded; see rpc_door_message() */
+    bool must_prove;                           /* messages are short until rpc_door_proved() */
     uint32_t max_unsent_bytes;                 /* see rpc_server_config */
     struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
@@ -93,14 +100,19 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * connection this process has read, and closes one as a flood's that has sent more than its calls explain:
  * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges pings
  * and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for each call
- * that is under way. One that has no call gets 32 KiB instead of a message, after half a second. What was not
- * used is not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
+ * that is under way. One that has no call gets 32 KiB instead of a message, after half a second, and so
+ * does, at once, one that has to prove itself first. What was not used is not kept, beyond one message. Of
+ * more than 512 connections it looks at 512 each time.
  *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
  */
 enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50 };
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
+/* Whether the client at the other end has closed the connection, or the door has. */
+bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection);
+/* With must_prove: the client at the other end of the connection has proved itself. */
+void rpc_door_proved(struct rpc_door *d, int fd, uint64_t connection);
 /* A call ends whose message was not read, because it was refused or given up: as much as one message may
  * have come, of all such calls of a connection RPC_UNREAD_BYTES in a second. Call it before
  * rpc_door_call_end(). */
@@ -123,5 +135,6 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
  */
 enum { RPC_YOUNG_MS = 1000 };
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste);
-/* When a call of a paced method may begin (rpc_senders_pace()); 0: now. */
-uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection);
+/* When a call of a paced method may begin (rpc_senders_pace()), or one of a method that has a queue
+ * (rpc_senders_trust()); 0: now. */
+uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has_queue);

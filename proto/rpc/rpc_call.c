@@ -190,6 +190,8 @@ void rpc_call_local(const struct rpc_call *call, char out[RPC_PEER_BYTES])
 void rpc_call_proved(struct rpc_call *call)
 {
     atomic_store(&call->is_proved, true);
+    if (call->door)
+        rpc_door_proved(call->door, call->fd, call->connection);
     if (call->is_server)
         rpc_pump_spoke(call->pump, call);
 }

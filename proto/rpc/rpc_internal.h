@@ -216,7 +216,7 @@ struct rpc_service_method { /* one row of a server's method table */
     struct rpc_handlers handlers;
     void (*on_open)(struct rpc_call *call, void *open_user);
     void *open_user;
-    bool one_request, must_prove, is_common, is_paced;
+    bool one_request, must_prove, is_common, is_paced, has_queue;
 };
 
 struct rpc_health;

@@ -61,16 +61,23 @@ static struct rpc_sender *take(struct rpc_senders *s, struct rpc_origin from, ui
         for (int i = 1; i < RPC_SENDERS; i++)
             if (goes_first(&s->all[i], found, now_ns))
                 found = &s->all[i];
-        *found = (struct rpc_sender){.from = from};
+        *found = (struct rpc_sender){.from = from, .n_trusted = RPC_TRUST_FIRST};
     }
     found->heard_ns = now_ns;
     return found;
 }
 
+/* That are remembered. */
+static uint32_t n_floods(const struct rpc_sender *it, uint64_t now_ns)
+{
+    bool is_known = it->until_ns && now_ns < it->until_ns + RPC_FLOOD_MEMORY_MS * NS_PER_MS;
+    return is_known ? it->n_before + 1 : 0;
+}
+
 bool rpc_senders_waste(struct rpc_senders *s, struct rpc_origin from, uint32_t n, uint64_t now_ns)
 {
     struct rpc_sender *it = take(s, from, now_ns);
-    return it && rpc_waste_add(&it->waste, n, now_ns);
+    return it && rpc_waste_add(&it->waste, n << n_floods(it, now_ns), now_ns);
 }
 
 void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
@@ -78,8 +85,9 @@ void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t n
     struct rpc_sender *it = take(s, from, now_ns);
     if (!it)
         return;
-    bool is_known = it->until_ns && now_ns < it->until_ns + RPC_FLOOD_MEMORY_MS * NS_PER_MS;
-    it->n_before = !is_known ? 0 : it->n_before < RPC_FLOOD_DOUBLINGS ? it->n_before + 1 : RPC_FLOOD_DOUBLINGS;
+    uint32_t n = n_floods(it, now_ns);
+    it->n_before = n < RPC_FLOOD_DOUBLINGS ? n : RPC_FLOOD_DOUBLINGS;
+    it->n_trusted = 0;
     it->until_ns = now_ns + ((uint64_t)RPC_FLOOD_WAIT_MS << it->n_before) * NS_PER_MS;
 }
 
@@ -102,4 +110,29 @@ uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_
         return UINT64_MAX;
     it->paced_ns = begins + NS_PER_S / RPC_PACED_CALLS;
     return waits_until;
+}
+
+uint64_t rpc_senders_trust(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    if (!it)
+        return now_ns;
+    if (it->n_trusted) {
+        it->n_trusted--;
+        return now_ns;
+    }
+    if (!n_floods(it, now_ns))
+        return now_ns + RPC_TRUST_WAIT_MS * NS_PER_MS;
+    uint64_t begins = it->paced_ns > now_ns ? it->paced_ns : now_ns;
+    if (begins > now_ns + RPC_PACED_WAIT_MS * NS_PER_MS)
+        return UINT64_MAX;
+    it->paced_ns = begins + NS_PER_S / RPC_TRUST_RATE;
+    return begins;
+}
+
+void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    if (it && it->n_trusted < RPC_TRUST_MOST)
+        it->n_trusted += RPC_TRUST_EACH;
 }

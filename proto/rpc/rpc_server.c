@@ -173,10 +173,10 @@ static void open_refused(struct rpc_call *call, void *user)
 }
 
 /* A call of a paced method that comes early is held; false: it is refused. */
-static bool call_pace(struct rpc_server *s, struct rpc_call *call)
+static bool call_pace(struct rpc_server *s, struct rpc_call *call, bool has_queue)
 {
     uint32_t retry_after_ms = RPC_PACED_WAIT_MS;
-    uint64_t begins = rpc_door_pace(s->door, call->fd, call->connection);
+    uint64_t begins = rpc_door_pace(s->door, call->fd, call->connection, has_queue);
     call->is_too_much = begins == UINT64_MAX;
     if (call->is_too_much) {
         pthread_mutex_lock(&s->pump.lock);
@@ -216,7 +216,10 @@ static void release_held(struct rpc_server *s, uint64_t now)
     pthread_mutex_unlock(&s->pump.lock);
     while ((call = TAILQ_FIRST(&due))) {
         TAILQ_REMOVE(&due, call, in_held);
-        rpc_call_resume(call);
+        if (rpc_door_has_left(s->door, call->fd, call->connection))
+            rpc_call_abort(call, RPC_CANCELLED, "client left"); /* gRPC may tell it much later */
+        else
+            rpc_call_resume(call);
         rpc_call_unref(call);
     }
 }
@@ -250,7 +253,7 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         if (strcmp(m->path, call->path) != 0)
             continue;
         call->is_common = m->is_common;
-        if ((m->is_paced && !call_pace(s, call)) || !call_admit(s, call))
+        if ((m->is_paced && !call_pace(s, call, m->has_queue)) || !call_admit(s, call))
             return;
         call->handlers = m->handlers;
         call->incoming = m->request;
@@ -385,6 +388,15 @@ static void server_tick(void *user)
     mem_return_freed(now);
 }
 
+/* Whether clients prove themselves before any of the user's methods takes more than a short message. */
+static bool all_must_prove(const struct rpc_server_config *config)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < config->n_methods; i++)
+        n += config->methods[i].must_prove;
+    return n && n == config->n_methods;
+}
+
 static enum td_status server_listen(struct rpc_server *s, const struct rpc_server_config *config,
                                     struct td_error *error_out)
 {
@@ -402,10 +414,12 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .is_private = config->is_private,
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
+                                         .max_new = RPC_NEW_CONNECTIONS,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
                                          .max_calls = config->max_calls,
                                          .max_connection_calls = RPC_CONNECTION_CALLS,
                                          .max_message_bytes = s->pump.max_message_bytes,
+                                         .must_prove = all_must_prove(config),
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,
                                          .take = take_connection,
@@ -428,7 +442,8 @@ static void server_fill_methods(struct rpc_server *s, const struct rpc_server_co
             .open_user = config->user,
             .one_request = m->one_request,
             .must_prove = m->must_prove,
-            .is_paced = m->one_request && !m->has_queue,
+            .is_paced = m->one_request,
+            .has_queue = m->has_queue,
         };
     }
     s->health = rpc_health_open(config->methods, config->n_methods);

@@ -52,17 +52,14 @@ static void take(void *user, int fd, bool is_local)
 
 enum { CALLS = 100 };
 
-static void open_door(const char *listen, uint32_t most, uint32_t per_address)
+static void open_door_as(struct rpc_door_config c)
 {
     static const struct log LOG = {.who = "test", .level = LOG_ERROR};
-    const struct rpc_door_config c = {.listen = listen,
-                                      .preface = PREFACE,
-                                      .max_connections = most,
-                                      .max_per_address = per_address,
-                                      .frozen_ms = 1000,
-                                      .max_calls = CALLS,
-                                      .log = &LOG,
-                                      .take = take};
+    c.preface = PREFACE;
+    c.frozen_ms = 1000;
+    c.max_calls = CALLS;
+    c.log = &LOG;
+    c.take = take;
     struct td_error e = {""};
     atomic_store(&n_taken, 0);
     ck_assert_msg(rpc_door_open(&c, &door, &e) == TD_OK, "%s", e.text);
@@ -82,6 +79,11 @@ static void open_door(const char *listen, uint32_t most, uint32_t per_address)
     if (inet_pton(AF_INET, host, &v4->sin_addr) != 1)
         v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     at_len = sizeof(*v4);
+}
+
+static void open_door(const char *listen, uint32_t most, uint32_t per_address)
+{
+    open_door_as((struct rpc_door_config){.listen = listen, .max_connections = most, .max_per_address = per_address});
 }
 
 static int dial(const char *said, size_t n)
@@ -360,6 +362,120 @@ START_TEST(test_door_counts_the_waste_of_an_address_together)
 }
 END_TEST
 
+/* What a connection sent before it was closed as a flood's is not handled any more. */
+START_TEST(test_door_takes_what_a_flood_has_sent)
+{
+    char bytes[50000] = {0};
+    memcpy(bytes, PREFACE, sizeof(PREFACE) - 1);
+    open_door("127.0.0.1:0", 0, 0);
+    int fd = dial(bytes, sizeof(bytes));
+    UNTIL(atomic_load(&n_taken) == 1);
+    for (int i = 0; i <= RPC_WASTE_MOST / RPC_WASTE_SILENT; i++)
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), RPC_WASTE_SILENT);
+    UNTIL(is_closed(fd));
+    ck_assert_int_eq(recv(taken[0], bytes, sizeof(bytes), 0), 0);
+    close(fd);
+    close_door();
+}
+END_TEST
+
+/* Sends the same to two connections with a call, of which one has proved itself. */
+START_TEST(test_door_bounds_what_comes_before_a_proof)
+{
+    enum { BYTES = 100000 };
+    static char bytes[BYTES];
+    int fds[2];
+    open_door_as((struct rpc_door_config){.listen = "127.0.0.1:0", .max_message_bytes = 1 << 20, .must_prove = true});
+    for (int i = 0; i < 2; i++) {
+        fds[i] = greet();
+        uint64_t connection = rpc_door_call_begin(door, taken[i]);
+        if (i)
+            rpc_door_proved(door, taken[i], connection);
+        ck_assert_int_eq(send(fds[i], bytes, BYTES, MSG_NOSIGNAL), BYTES);
+        for (ssize_t got = 0, n; got < BYTES; got += n)
+            ck_assert_int_gt(n = recv(taken[i], bytes, BYTES, 0), 0);
+    }
+    UNTIL(is_closed(fds[0]));
+    usleep(4 * RPC_LOOK_MS * 1000);
+    ck_assert(!is_closed(fds[1]));
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 1);
+    for (int i = 0; i < 2; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
+enum { NEW = 2 };
+
+static void open_door_with_new(void)
+{
+    static char listen[64];
+    ck_assert(echo_own_address(listen, sizeof(listen)));
+    open_door_as((struct rpc_door_config){.listen = listen, .max_new = NEW});
+}
+
+START_TEST(test_door_holds_connections_until_those_before_are_used)
+{
+    enum { N = 12 };
+    int fds[N];
+    open_door_with_new();
+    uint64_t begin = now_ns();
+    for (int i = 0; i < N; i++)
+        fds[i] = dial(PREFACE, sizeof(PREFACE) - 1);
+    UNTIL(atomic_load(&n_taken) == NEW);
+    usleep(50000);
+    ck_assert_uint_eq(atomic_load(&n_taken), NEW);
+    rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), 0);
+    UNTIL(atomic_load(&n_taken) == 1 + 2 * NEW); /* one that was used, and as many again for it */
+    usleep(50000);
+    ck_assert_uint_eq(atomic_load(&n_taken), 1 + 2 * NEW);
+    ck_assert(now_ns() - begin < NS_PER_S);
+    UNTIL(atomic_load(&n_taken) == 1 + 4 * NEW); /* the others are no longer new */
+    ck_assert(now_ns() - begin >= NS_PER_S);
+    UNTIL(atomic_load(&n_taken) == N);
+    for (int i = 0; i < N; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_counts_those_that_leave_while_they_are_held)
+{
+    enum { N = RPC_WASTE_MOST / RPC_WASTE_HELD + 1 };
+    open_door_with_new();
+    int new[NEW], fds[N];
+    for (int i = 0; i < NEW; i++)
+        new[i] = greet();
+    int held = dial(PREFACE, sizeof(PREFACE) - 1);
+    for (int i = 0; i < N; i++)
+        fds[i] = dial(PREFACE, sizeof(PREFACE) - 1);
+    for (int i = 0; i < N; i++)
+        close(fds[i]);
+    UNTIL(rpc_door_stats(door).n_flood == 1);
+    UNTIL(is_closed(held));
+    ck_assert_uint_eq(atomic_load(&n_taken), NEW);
+    for (int i = 0; i < NEW; i++)
+        close(new[i]);
+    close(held);
+    close_door();
+}
+END_TEST
+
+START_TEST(test_door_closes_with_connections_that_are_held)
+{
+    open_door_with_new();
+    int fds[NEW + 3];
+    for (int i = 0; i < NEW + 3; i++)
+        fds[i] = dial(PREFACE, sizeof(PREFACE) - 1);
+    UNTIL(rpc_door_stats(door).n_accepted == NEW + 3 && !rpc_door_stats(door).n_waiting);
+    close_door();
+    for (int i = 0; i < NEW + 3; i++) {
+        UNTIL(is_closed(fds[i]));
+        close(fds[i]);
+    }
+}
+END_TEST
+
 /* gRPC hands on the calls of a connection that its client has closed already. */
 START_TEST(test_door_drops_the_calls_of_a_client_that_has_left)
 {
@@ -455,21 +571,32 @@ int main(void)
     tcase_add_test(tc, test_door_closes_who_makes_calls_for_nothing);
     tcase_add_test(tc, test_door_closes_those_whose_calls_do_not_end);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
+    tcase_add_test(tc, test_door_takes_what_a_flood_has_sent);
+    tcase_add_test(tc, test_door_bounds_what_comes_before_a_proof);
     tcase_add_test(tc, test_door_drops_the_calls_of_a_client_that_has_left);
     tcase_add_test(tc, test_door_survives_the_end_of_descriptors);
     tcase_add_test(tc, test_door_listens_where_it_is_told);
     tcase_add_test(tc, test_door_of_a_unix_socket_replaces_one_that_was_left);
     static const char WHY[] = "this host has no address but loopback";
     char address[64];
-    if (echo_own_address(address, sizeof(address))) {
-        tcase_add_test(tc, test_door_bounds_each_address);
-        tcase_add_test(tc, test_door_lets_the_address_of_a_flood_wait);
-        tcase_add_test(tc, test_door_counts_the_waste_of_an_address_together);
-    } else {
-        tap_skip("test_door_bounds_each_address", WHY);
-        tap_skip("test_door_lets_the_address_of_a_flood_wait", WHY);
-        tap_skip("test_door_counts_the_waste_of_an_address_together", WHY);
-    }
+    const struct {
+        const char *name;
+        const TTest *test;
+    } THERE[] = {
+        {"test_door_bounds_each_address", test_door_bounds_each_address},
+        {"test_door_lets_the_address_of_a_flood_wait", test_door_lets_the_address_of_a_flood_wait},
+        {"test_door_counts_the_waste_of_an_address_together", test_door_counts_the_waste_of_an_address_together},
+        {"test_door_holds_connections_until_those_before_are_used",
+         test_door_holds_connections_until_those_before_are_used},
+        {"test_door_counts_those_that_leave_while_they_are_held",
+         test_door_counts_those_that_leave_while_they_are_held},
+        {"test_door_closes_with_connections_that_are_held", test_door_closes_with_connections_that_are_held}};
+    bool is_there = echo_own_address(address, sizeof(address));
+    for (size_t i = 0; i < sizeof(THERE) / sizeof(THERE[0]); i++)
+        if (is_there)
+            tcase_add_test(tc, THERE[i].test);
+        else
+            tap_skip(THERE[i].name, WHY);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

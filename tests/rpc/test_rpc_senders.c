@@ -115,6 +115,53 @@ START_TEST(test_calls_are_paced)
 }
 END_TEST
 
+START_TEST(test_calls_of_an_address_are_held_until_others_were_answered)
+{
+    struct rpc_origin a = origin("10.0.0.1"), here = origin("127.0.0.1");
+    const uint64_t wait = RPC_TRUST_WAIT_MS * NS_PER_MS, gap = NS_PER_S / RPC_TRUST_RATE;
+    for (int i = 0; i < RPC_TRUST_FIRST; i++)
+        ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    for (int i = 0; i < 3; i++)
+        ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+    rpc_senders_answered(&senders, a, now);
+    for (int i = 0; i < RPC_TRUST_EACH; i++)
+        ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+    for (int i = 0; i < 2 * RPC_TRUST_MOST; i++) {
+        rpc_senders_answered(&senders, a, now);
+        ck_assert(rpc_senders_trust(&senders, here, now) == now);
+    }
+    for (int i = 0; i < RPC_TRUST_MOST; i++)
+        ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    for (int i = 0; i < RPC_TRUST_EACH; i++)
+        rpc_senders_trust(&senders, a, now);
+    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+    rpc_senders_answered(&senders, a, now);
+    rpc_senders_flood(&senders, a, now); /* all trust is gone, and others come one after the other */
+    for (uint64_t i = 0; i * gap <= RPC_PACED_WAIT_MS * NS_PER_MS; i++)
+        ck_assert(rpc_senders_trust(&senders, a, now) == now + i * gap);
+    ck_assert(rpc_senders_trust(&senders, a, now) == UINT64_MAX);
+    rpc_senders_answered(&senders, a, now);
+    ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    now += (RPC_FLOOD_WAIT_MS + RPC_FLOOD_MEMORY_MS) * NS_PER_MS;
+    for (int i = 0; i < RPC_TRUST_EACH; i++)
+        rpc_senders_trust(&senders, a, now);
+    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+}
+END_TEST
+
+START_TEST(test_after_a_flood_less_waste_is_one)
+{
+    struct rpc_origin a = origin("10.0.0.1");
+    for (int floods = 0; floods < RPC_FLOOD_DOUBLINGS; floods++, now += 2 * NS_PER_S) {
+        for (int i = 0; i < RPC_WASTE_MOST >> floods; i++)
+            ck_assert(!rpc_senders_waste(&senders, a, 1, now));
+        ck_assert(rpc_senders_waste(&senders, a, 1, now));
+        rpc_senders_flood(&senders, a, now);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("rpc senders");
@@ -124,6 +171,8 @@ int main(void)
     tcase_add_test(tc, test_an_address_waits_longer_for_each_flood);
     tcase_add_test(tc, test_those_that_wait_make_room_last);
     tcase_add_test(tc, test_calls_are_paced);
+    tcase_add_test(tc, test_calls_of_an_address_are_held_until_others_were_answered);
+    tcase_add_test(tc, test_after_a_flood_less_waste_is_one);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

@@ -22,7 +22,9 @@ class At:
         self.key = [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
-TCP, HTTP2, API = {}, {}, {}  # name: function; for every listener, for gRPC's, and for clients with a key
+# name: function; for every listener, for gRPC's, for clients with a key, and for clients with a key whose
+# tenant has limits: what these send is work, of which a tenant without limits may ask for what is left
+TCP, HTTP2, API, WORK = {}, {}, {}, {}
 
 
 def attack(group):
@@ -536,6 +538,27 @@ def requests_that_are_dropped(address, until, at):
     return busy(address, until, write)
 
 
+@attack(WORK)
+def requests_that_are_dropped_when_they_are_answered(address, until, at):
+    """The first byte of an answer ends their connection."""
+    from client import request
+    asked = h2.message(request(ids=list(range(1, 60)), max_tokens=400, stopping__ignore_eos=True).SerializeToString())
+
+    def write(conn):
+        for _ in range(20):
+            conn.write(conn.open(GENERATE, *at.key), asked, end=True)
+        while not conn.is_over and not conn.came.get(h2.DATA) and not until():
+            time.sleep(0.001)
+        conn.close()
+        conn.is_over = True
+    threads = [threading.Thread(target=busy, args=(address, until, write)) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return []
+
+
 @attack(API)
 def requests_that_are_dropped_late(address, until, at):
     """As before, but when they are being served."""
@@ -610,7 +633,7 @@ def main():
     until = lambda: time.monotonic() > end
     if name == "sink":
         return sink(address, until)
-    f = {**TCP, **HTTP2, **API}[name]
+    f = {**TCP, **HTTP2, **API, **WORK}[name]
     try:
         f(address, until, At(*sys.argv[4:6]))
     except OSError as e:

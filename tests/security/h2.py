@@ -98,4 +98,8 @@ class Connection:
         return True
 
     def close(self):
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)  # the thread that reads holds on to it
+        except OSError:
+            pass
         self.socket.close()

@@ -27,6 +27,7 @@ class Campaign:
         self.nets, self.dir = nets, dir
         keys = os.path.join(dir, "keys.json")
         self.key, self.stranger = make_key(keys, "others"), make_key(keys, "stranger")
+        self.bounded = make_key(keys, "bounded", concurrency=4, requests_per_minute=600)
         self.cluster = c = Cluster(plan="split", store=True)
         c.wrap = nets.inside("workers", OTHERS)
         for i, w in enumerate(c.workers):
@@ -49,7 +50,7 @@ class Campaign:
         """name: (address, process, groups of attacks, method of gRPC)"""
         c, generate, attach = self.cluster, attacks.GENERATE, attacks.ATTACH
         tcp, grpc, api = attacks.TCP, {**attacks.TCP, **attacks.HTTP2}, attacks.API
-        found = {"client": (c.router.address, c.router, {**grpc, **api}, generate),
+        found = {"client": (c.router.address, c.router, {**grpc, **api, **attacks.WORK}, generate),
                  "joining": (c.router.joins, c.router, grpc, "/tandem.worker.v1.Registry/Register"),
                  "router's metrics": (ROUTER + ":9402", c.router, tcp, "")}
         for name, p in zip(("prefill", "decode", "store"), c.workers):
@@ -77,7 +78,7 @@ class Campaign:
     def run_beside(self, name, address, path):
         program = [sys.executable, os.path.join(os.path.dirname(__file__), "attacks.py")]
         child = subprocess.Popen([*self.nets.inside("attacker", ATTACKERS), *program, name, address, "600", path or "-",
-                                  self.stranger], stdin=subprocess.DEVNULL)
+                                  self.bounded if name in attacks.WORK else self.stranger], stdin=subprocess.DEVNULL)
         try:
             time.sleep(0.3)
             return self.load()
