@@ -202,6 +202,11 @@ static enum td_status add_program(const struct up *u, struct child_args *a, enum
     return TD_OK;
 }
 
+static bool has_gateway(const struct up_options *o)
+{
+    return strcmp(o->http, "none") != 0;
+}
+
 static enum td_status fill_child(const struct up *u, struct child *c, uint32_t number, uint32_t n_threads,
                                  struct td_error *e)
 {
@@ -219,6 +224,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     pass_options(&c->args, &u->options, c->role);
     if (c->role == CHILD_ROUTER)
         args_add(&c->args, "--cluster-listen=auto"); /* for processes that tandem scale adds */
+    if (c->role == CHILD_ROUTER && has_gateway(&u->options) && !getenv("TANDEM_ROUTER_TRUSTED_PROXIES"))
+        args_add(&c->args, "--trusted-proxies=127.0.0.0/8,::1");
     if (c->role == CHILD_STORE)
         args_add(&c->args, number ? "--dir=%s-%u" : "--dir=%s", u->options.store_dir, number);
     if (u->options.no_packed_cache && WORKERS >> c->role & 1)
@@ -266,11 +273,6 @@ static uint32_t threads_of(const struct up_options *o, uint32_t index)
         total = sched_getaffinity(0, sizeof(set), &set) ? 1 : (uint32_t)CPU_COUNT(&set);
     uint32_t share = total / n + (index < total % n);
     return share ? share : 1;
-}
-
-static bool has_gateway(const struct up_options *o)
-{
-    return strcmp(o->http, "none") != 0;
 }
 
 static enum td_status plan_children(struct up *u, struct td_error *e)

@@ -28,6 +28,9 @@ const struct option GATEWAY_OPTIONS[] = {
      "most connections; idle ones make room; 0: half of the limit of open files"},
     {"max-connections-per-address", OPT_INT, AT(max_per_address), "0", NULL, 0, 1e6,
      "most connections from one address (IPv6: /64), but for this host's; 0: a quarter of --max-connections"},
+    {"trusted-proxies", OPT_STRING, AT(trusted_proxies), NULL, "ADDR[/BITS],...", 0, 0,
+     "load balancers and other addresses behind which there are many clients; bounds for each address do not hold for "
+     "these"},
     {"max-requests", OPT_INT, AT(max_requests), "16384", NULL, 1, 1e6, "most requests under way"},
     {"max-prompts", OPT_INT, AT(max_prompts), "128", NULL, 1, 4096, "most prompts of one request"},
     {"max-head-bytes", OPT_BYTES, AT(max_head_bytes), "32K", NULL, 1024, HTTP_HEAD_MOST,
@@ -70,6 +73,7 @@ static enum td_status open_http(struct gateway *g, struct td_error *e)
         .n_threads = (uint32_t)o->threads,
         .max_connections = (uint32_t)o->max_connections,
         .max_per_address = (uint32_t)o->max_per_address,
+        .trusted_proxies = o->trusted_proxies,
         .limits = {.max_head_bytes = (size_t)o->max_head_bytes, .max_body_bytes = (size_t)o->max_body_bytes},
         .max_read_bytes = (uint64_t)o->max_read_bytes,
         .request_ms = (uint32_t)o->request_ms,

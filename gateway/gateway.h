@@ -20,7 +20,7 @@ struct gateway;
 
 struct gateway_options {
     struct rpc_tls_files tls;
-    const char *listen, *routers, *metrics_listen, *cors, *log_level, *name;
+    const char *listen, *routers, *metrics_listen, *cors, *trusted_proxies, *log_level, *name;
     int64_t threads, max_connections, max_per_address, max_requests, max_prompts, max_head_bytes, max_body_bytes,
         max_read_bytes, request_ms, idle_ms, stall_ms;
     bool is_insecure;

@@ -657,6 +657,7 @@ static enum td_status open_door(struct http_server *s, struct td_error *e)
                                          .tls = tls,
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
+                                         .trusted_proxies = config->trusted_proxies,
                                          .frozen_ms = config->frozen_ms,
                                          .max_unsent_bytes = config->max_unsent_bytes,
                                          .log = config->log,

@@ -46,6 +46,7 @@ struct http_server_config {
     const struct rpc_tls_files *tls;           /* with a certificate the listener speaks TLS; NULL: plain text */
     uint32_t n_threads;                        /* 1 to HTTP_THREADS_MOST */
     uint32_t max_connections, max_per_address; /* as rpc_door_config */
+    const char *trusted_proxies;               /* the same */
     struct http_limits limits;
     uint64_t max_read_bytes;   /* of the requests of all connections that are being read */
     uint32_t request_ms;       /* time for a head and a body */

@@ -90,6 +90,9 @@ const struct option ROUTER_OPTIONS[] = {
      "most connections of clients; idle ones make room; 0: half of the limit of open files"},
     {"max-connections-per-address", OPT_INT, AT(max_per_address), "0", NULL, 0, 1e6,
      "most connections from one address (IPv6: /64), but for this host's; 0: a quarter of --max-connections"},
+    {"trusted-proxies", OPT_STRING, AT(trusted_proxies), NULL, "ADDR[/BITS],...", 0, 0,
+     "gateways on other hosts, and other addresses behind which there are many clients; bounds for each address do not "
+     "hold for these"},
     {"rpc-bytes", OPT_BYTES, AT(rpc_bytes), "128M", NULL, 1 << 20, 1e12,
      "most memory that gRPC takes for connections, calls and messages that are still arriving"},
     {"send-bytes", OPT_BYTES, AT(send_bytes), "256K", NULL, 4096, 1 << 30,
@@ -583,6 +586,7 @@ static enum td_status open_network(struct router *r, struct td_error *e)
                                         .max_rpc_bytes = (uint64_t)r->options.rpc_bytes,
                                         .max_connections = (uint32_t)r->options.max_connections,
                                         .max_per_address = (uint32_t)r->options.max_per_address,
+                                        .trusted_proxies = r->options.trusted_proxies,
                                         .max_queued_bytes = (uint64_t)r->options.send_bytes,
                                         .max_unsent_bytes = (uint32_t)r->options.send_bytes,
                                         .log = &r->log,

@@ -28,7 +28,7 @@ struct router_options {
     const char *tls_client_ca;
     const char *model, *listen, *admin_listen, *admin_key, *cluster_listen, *api_keys, *workers, *secret, *secret_file,
         *cache_key, *metrics_listen, *plan, *policy, *order, *profile, *tenants, *prefix, *faults, *log_level, *name,
-        *chat_template;
+        *chat_template, *trusted_proxies;
     int64_t silence_ms, dispatch_ms, gone_ms, settle_ms, replan_burst, max_wait_ms;
     int64_t queue_tokens, queue_requests, index_blocks, pin_blocks, max_message_bytes, max_calls, max_connections,
         max_per_address, rpc_bytes, send_bytes, stall_ms, text_threads, text_bytes;

@@ -219,9 +219,10 @@ struct rpc_server_config {
     /* Connections open at once; 0: half of the limit of open files. From one address, but for this host's; 0:
      * a quarter of that. */
     uint32_t max_connections, max_per_address;
-    uint64_t max_queued_bytes; /* per call; 0: 1 MiB */
-    uint64_t max_rpc_bytes;    /* that gRPC takes for connections, calls and unread messages; 0: RPC_BYTES */
-    uint32_t frozen_ms;        /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
+    const char *trusted_proxies; /* as rpc_door_config; NULL: none */
+    uint64_t max_queued_bytes;   /* per call; 0: 1 MiB */
+    uint64_t max_rpc_bytes;      /* that gRPC takes for connections, calls and unread messages; 0: RPC_BYTES */
+    uint32_t frozen_ms;          /* a client that answers no ping for this long has left; 0: RPC_FROZEN_MS */
     /* Limit in the kernel, per TCP connection (TCP_NOTSENT_LOWAT); 0: the system's. */
     uint32_t max_unsent_bytes;
     struct faults *faults; /* for messages that this server sends; borrowed; NULL: none */

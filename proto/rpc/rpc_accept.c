@@ -44,6 +44,7 @@ struct newcomer {                  /* accepted, and silent so far; or it has spo
     int fd;
     struct rpc_tls_link *tls; /* NULL: plain text */
     struct rpc_origin from;
+    bool is_trusted; /* a proxy's */
     uint64_t until_ns;
     bool is_held;
 };
@@ -55,6 +56,7 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint32_t n_calls;
     bool is_used;     /* a call of it was answered */
     bool has_proved;  /* see rpc_door_proved() */
+    bool is_trusted;  /* a proxy's: its calls are many clients' */
     uint64_t idle_ns; /* since when it has no call */
     struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
@@ -92,6 +94,7 @@ struct rpc_door {
     uint32_t n_calls;   /* of all connections */
     atomic_uint n_open; /* written under the lock */
     struct rpc_senders senders;
+    struct rpc_networks trusted;
     struct rpc_door_stats stats;
 };
 
@@ -110,12 +113,14 @@ static void forget(struct rpc_door *d, struct connection *c)
     *c = (struct connection){0};
 }
 
-static void warn(struct rpc_door *d, const char *what)
+static void warn(struct rpc_door *d, struct rpc_origin from, const char *what)
 {
+    char who[RPC_ORIGIN_BYTES];
     uint64_t now = clock_now(&d->clock), before = atomic_load(&d->warned_ns);
     if ((before && now - before < WARN_EVERY_NS) || !atomic_compare_exchange_strong(&d->warned_ns, &before, now))
         return;
-    log_warn(d->config.log, "%s address=%s open=%u waiting=%u", what, d->address, atomic_load(&d->n_open),
+    rpc_origin_print(from, who);
+    log_warn(d->config.log, "%s from=%s address=%s open=%u waiting=%u", what, who, d->address, atomic_load(&d->n_open),
              atomic_load(&d->n_waiting));
 }
 
@@ -127,7 +132,7 @@ static void unused(struct rpc_door *d, struct rpc_origin from, uint32_t waste, u
         return;
     rpc_senders_flood(&d->senders, from, now);
     d->stats.n_flood++;
-    warn(d, "address has to wait: it makes connections and calls for nothing");
+    warn(d, from, "address has to wait: it makes connections and calls for nothing");
 }
 
 /* The connection has ended by itself. */
@@ -232,8 +237,11 @@ static bool make_room(struct rpc_door *d, struct rpc_origin from)
 }
 
 /* The connection has spoken the protocol: hands it on, or closes it at a bound. */
-static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, struct rpc_origin from)
+static void hand_on(struct rpc_door *d, const struct newcomer *w)
 {
+    int fd = w->fd;
+    struct rpc_tls_link *tls = w->tls;
+    struct rpc_origin from = w->from;
     struct sockaddr_in6 peer = {0}, local = {0};
     socklen_t len = sizeof(peer), local_len = sizeof(local);
     int outer = fd;
@@ -257,6 +265,7 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, struct
         lost(d, &d->connections[fd]);
         d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
                                                  .from = from,
+                                                 .is_trusted = w->is_trusted,
                                                  .peer = peer,
                                                  .local = local,
                                                  .idle_ns = now,
@@ -274,7 +283,7 @@ static void hand_on(struct rpc_door *d, int fd, struct rpc_tls_link *tls, struct
     if (tls)
         rpc_tls_drop(tls);
     close(outer);
-    warn(d, "connection refused: as many are open as the server takes");
+    warn(d, from, "connection refused: as many are open as the server takes");
 }
 
 /* "10.0.0.1:4242" or "[::1]:4242". Unchanged if it is neither of IPv4 nor of IPv6. */
@@ -363,6 +372,8 @@ static void end_flood(struct rpc_door *d, struct connection *flood, uint64_t now
  * those of all connections from there. */
 static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uint64_t now)
 {
+    if (c->is_trusted)
+        return false;
     bool is_flood = rpc_waste_add(&c->waste, waste, now);
     is_flood |= rpc_senders_waste(&d->senders, c->from, waste, now);
     if (is_flood)
@@ -393,9 +404,11 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
 {
     uint64_t cookie = 0;
     const char *why = NULL;
+    struct rpc_origin from = {0};
     pthread_mutex_lock(&d->lock);
     if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
         struct connection *c = &d->connections[fd];
+        from = c->from;
         if (holds_too_many(d, c)) {
             why = "connection closed: it opens calls faster than they can be answered";
             end_flood(d, c, clock_now(&d->clock));
@@ -411,7 +424,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     }
     pthread_mutex_unlock(&d->lock);
     if (why)
-        warn(d, why);
+        warn(d, from, why);
     return cookie;
 }
 
@@ -419,19 +432,19 @@ void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t
 {
     uint64_t now = clock_now(&d->clock);
     bool is_cut = false;
+    struct rpc_origin from = {0};
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
+        from = c->from;
         d->n_calls--;
         c->idle_ns = --c->n_calls ? c->idle_ns : now;
         c->is_used |= !waste;
-        if (!waste)
-            rpc_senders_answered(&d->senders, c->from, now);
         is_cut = waste && wasted(d, c, waste, now);
     }
     pthread_mutex_unlock(&d->lock);
     if (is_cut)
-        warn(d, GIVEN_UP);
+        warn(d, from, GIVEN_UP);
 }
 
 uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has_queue)
@@ -443,6 +456,15 @@ uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has
         begins = (has_queue ? rpc_senders_trust : rpc_senders_pace)(&d->senders, c->from, now);
     pthread_mutex_unlock(&d->lock);
     return begins <= now ? 0 : begins;
+}
+
+void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection)
+{
+    pthread_mutex_lock(&d->lock);
+    struct connection *c = connection ? &d->connections[fd] : NULL;
+    if (c && c->cookie == connection)
+        rpc_senders_answered(&d->senders, c->from, clock_now(&d->clock));
+    pthread_mutex_unlock(&d->lock);
 }
 
 bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection)
@@ -522,7 +544,9 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
 static int look_at_flows(struct rpc_door *d)
 {
     uint64_t now = clock_now(&d->clock);
-    uint32_t n_cut = 0, n_looks = 0;
+    uint32_t n_looks = 0;
+    bool has_cut = false;
+    struct rpc_origin from = {0};
     if (!d->config.max_message_bytes || !atomic_load(&d->n_open))
         return -1;
     if (now >= d->look_ns) {
@@ -531,8 +555,9 @@ static int look_at_flows(struct rpc_door *d)
             struct connection *c = &d->connections[d->next_look++ % d->cap_connections];
             n_looks += c->cookie != 0;
             if (is_unexplained(d, c, now)) {
+                from = c->from;
                 end_flood(d, c, now);
-                n_cut++;
+                has_cut = true;
             }
         }
         pthread_mutex_unlock(&d->lock);
@@ -540,8 +565,8 @@ static int look_at_flows(struct rpc_door *d)
             d->config.look(d->config.user);
         d->look_ns = now + RPC_LOOK_MS * NS_PER_MS;
     }
-    if (n_cut)
-        warn(d, "connection closed: it sends bytes that belong to no call");
+    if (has_cut)
+        warn(d, from, "connection closed: it sends bytes that belong to no call");
     return (int)((d->look_ns - now) / NS_PER_MS) + 1;
 }
 
@@ -630,7 +655,7 @@ static void enter(struct rpc_door *d, struct newcomer *w)
 {
     struct newcomer it = *w;
     newcomer_free(d, w, false);
-    hand_on(d, it.fd, it.tls, it.from);
+    hand_on(d, &it);
 }
 
 /* Hands on those that are held no longer, if it is time to look; returns ms until it is the next time, or -1:
@@ -714,7 +739,8 @@ static void set_options(const struct rpc_door *d, int fd)
 
 static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *from)
 {
-    const struct rpc_origin origin = rpc_origin_of(from);
+    bool is_trusted = rpc_networks_have(&d->trusted, from);
+    const struct rpc_origin origin = is_trusted ? (struct rpc_origin){0} : rpc_origin_of(from);
     const struct linger at_once = {1, 0};
     count(d, &d->stats.n_accepted);
     if (must_wait(d, origin)) {
@@ -723,12 +749,15 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
         return;
     }
     if (atomic_load(&d->n_waiting) >= RPC_WAITING_MAX) { /* those who speak at once never wait that long */
-        warn(d, "silent connection dropped: too many wait");
+        warn(d, TAILQ_FIRST(&d->waiting)->from, "silent connection dropped: too many wait");
         drop_late(d, TAILQ_FIRST(&d->waiting));
     }
     set_options(d, fd);
     struct newcomer *w = mem_zalloc(sizeof(*w));
-    *w = (struct newcomer){.fd = fd, .from = origin, .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
+    *w = (struct newcomer){.fd = fd,
+                           .from = origin,
+                           .is_trusted = is_trusted,
+                           .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
     TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
     atomic_fetch_add(&d->n_waiting, 1);
     if (d->config.tls)
@@ -760,7 +789,7 @@ static void keep_spare(struct rpc_door *d)
 static bool refuse_one(struct rpc_door *d, int listener)
 {
     struct sockaddr_storage from;
-    warn(d, "no descriptor is left for a connection");
+    warn(d, (struct rpc_origin){0}, "no descriptor is left for a connection");
     struct newcomer *w = TAILQ_EMPTY(&d->waiting) ? TAILQ_LAST(&d->held, newcomers) : TAILQ_FIRST(&d->waiting);
     if (w) {
         drop_late(d, w);
@@ -1016,8 +1045,11 @@ enum td_status rpc_door_open(const struct rpc_door_config *config, struct rpc_do
     keep_spare(d);
     d->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     d->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    enum td_status s = d->epoll_fd < 0 || d->wake_fd < 0 ? td_fail(error_out, TD_ERR_IO, "no descriptor for a server")
-                                                         : bind_all(d, error_out);
+    enum td_status s = rpc_networks_read("--trusted-proxies", config->trusted_proxies, &d->trusted, error_out);
+    if (!s && (d->epoll_fd < 0 || d->wake_fd < 0))
+        s = td_fail(error_out, TD_ERR_IO, "no descriptor for a server");
+    if (!s)
+        s = bind_all(d, error_out);
     if (s) {
         rpc_door_close(d);
         return s;
@@ -1070,6 +1102,7 @@ void rpc_door_close(struct rpc_door *d)
         if (fds[i] >= 0)
             close(fds[i]);
     pthread_mutex_destroy(&d->lock);
+    rpc_networks_free(&d->trusted);
     free(d->connections);
     free(d->address);
     free(d);

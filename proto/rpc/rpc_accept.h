@@ -36,6 +36,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "proto/rpc/rpc_networks.h"
 #include "proto/rpc/rpc_senders.h"
 
 enum { RPC_HANDSHAKE_MS = 5000, RPC_WAITING_MAX = 256, RPC_HELD_MOST = 512, RPC_PREFACE_MOST = 24 };
@@ -50,13 +51,16 @@ struct rpc_door_config {
     const char *preface;
     uint32_t max_connections, max_per_address; /* 0: by the limit of open files; a quarter of max_connections */
     uint32_t max_new;                          /* of an address, see above; 0: no bound */
-    uint32_t frozen_ms;                        /* sent bytes may stay unacknowledged for this long */
-    uint32_t max_calls;                        /* 0: no bound; see rpc_door_call_begin() */
-    uint32_t max_connection_calls;             /* the same, of a connection from another host */
-    uint32_t max_message_bytes;                /* 0: bytes are not bounded; see rpc_door_message() */
-    bool must_prove;                           /* messages are short until rpc_door_proved() */
-    uint32_t max_unsent_bytes;                 /* see rpc_server_config */
-    struct rpc_tls *tls;                       /* taken over, also if opening fails; NULL: plain text */
+    /* Addresses behind which there are many clients (rpc_networks.h). They count as this host's, and calls of
+     * their connections may come to nothing. */
+    const char *trusted_proxies;
+    uint32_t frozen_ms;            /* sent bytes may stay unacknowledged for this long */
+    uint32_t max_calls;            /* 0: no bound; see rpc_door_call_begin() */
+    uint32_t max_connection_calls; /* the same, of a connection from another host */
+    uint32_t max_message_bytes;    /* 0: bytes are not bounded; see rpc_door_message() */
+    bool must_prove;               /* messages are short until rpc_door_proved() */
+    uint32_t max_unsent_bytes;     /* see rpc_server_config */
+    struct rpc_tls *tls;           /* taken over, also if opening fails; NULL: plain text */
     const struct log *log;
     /* On the door's thread: takes over the descriptor of a connection. is_local: it has no address (see
      * rpc_senders.h). */
@@ -109,6 +113,8 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  */
 enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50 };
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
+/* A call of a method with a queue was answered. */
+void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection);
 /* Whether the client at the other end has closed the connection, or the door has. */
 bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection);
 /* With must_prove: the client at the other end of the connection has proved itself. */

@@ -276,6 +276,8 @@ static void call_release(struct rpc_call *call)
 {
     if (call->door && !call->n_received)
         rpc_door_unread(call->door, call->fd, call->connection);
+    if (call->door && call->has_queue && !call->recv_cancelled && call->finish_code == RPC_OK)
+        rpc_door_answered(call->door, call->fd, call->connection);
     if (call->door)
         rpc_door_call_end(call->door, call->fd, call->connection, call_waste(call));
     grpc_call_unref(call->grpc); /* from here on its descriptor may be another connection's */

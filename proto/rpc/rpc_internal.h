@@ -121,7 +121,7 @@ struct rpc_send; /* a packed message in the queue */
 
 struct rpc_call {
     _Atomic uint32_t refs;
-    bool is_server, one_request;
+    bool is_server, one_request, has_queue;
     bool must_prove; /* its messages do not end its silence; rpc_call_proved() does */
     atomic_bool is_proved;
     bool is_common;     /* anybody may call this method: its place is one of pump->common */

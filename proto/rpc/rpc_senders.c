@@ -1,28 +1,49 @@
 #include "proto/rpc/rpc_senders.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 
+/* What an address of IPv4 begins with: no network of IPv6 does (0000::/8 is reserved, RFC 4291). */
+static const uint8_t V4[4] = {0, 0, 0xff, 0xff};
+
 struct rpc_origin rpc_origin_of(const struct sockaddr_storage *a)
 {
-    /* The tail keeps addresses of IPv4 from being networks of IPv6. */
-    uint8_t bytes[8] = {0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff};
-    bool is_local = true;
-    if (a->ss_family == AF_INET) {
-        memcpy(bytes, &((const struct sockaddr_in *)a)->sin_addr, 4);
-        is_local = bytes[0] == IN_LOOPBACKNET;
-    } else if (a->ss_family == AF_INET6) {
+    uint8_t bytes[8] = {0};
+    bool is_local = true, is_v4 = a->ss_family == AF_INET;
+    const uint8_t *v4 = (const uint8_t *)&((const struct sockaddr_in *)a)->sin_addr;
+    if (a->ss_family == AF_INET6) {
         const struct in6_addr *v6 = &((const struct sockaddr_in6 *)a)->sin6_addr;
-        bool is_mapped = IN6_IS_ADDR_V4MAPPED(v6);
-        memcpy(bytes, v6->s6_addr + (is_mapped ? 12 : 0), is_mapped ? 4 : 8);
-        is_local = IN6_IS_ADDR_LOOPBACK(v6) || (is_mapped && bytes[0] == IN_LOOPBACKNET);
+        is_v4 = IN6_IS_ADDR_V4MAPPED(v6);
+        v4 = v6->s6_addr + 12;
+        memcpy(bytes, v6->s6_addr, sizeof(bytes));
+        is_local = IN6_IS_ADDR_LOOPBACK(v6);
+    }
+    if (is_v4) {
+        memcpy(bytes, V4, sizeof(V4));
+        memcpy(bytes + sizeof(V4), v4, 4);
+        is_local = v4[0] == IN_LOOPBACKNET;
     }
     struct rpc_origin o = {0};
     if (!is_local)
         memcpy(&o.key, bytes, sizeof(bytes));
     return o;
+}
+
+void rpc_origin_print(struct rpc_origin o, char out[RPC_ORIGIN_BYTES])
+{
+    uint8_t bytes[16] = {0};
+    memcpy(bytes, &o, sizeof(o));
+    bool is_v4 = !memcmp(bytes, V4, sizeof(V4));
+    snprintf(out, RPC_ORIGIN_BYTES, "here");
+    if (!o.key)
+        return;
+    inet_ntop(is_v4 ? AF_INET : AF_INET6, is_v4 ? bytes + sizeof(V4) : bytes, out, RPC_ORIGIN_BYTES - 4);
+    if (!is_v4)
+        strcat(out, "/64");
 }
 
 bool rpc_waste_add(struct rpc_waste *w, uint32_t n, uint64_t now_ns)

@@ -36,6 +36,9 @@ struct rpc_origin {
     uint64_t key; /* 0: no address */
 };
 struct rpc_origin rpc_origin_of(const struct sockaddr_storage *a);
+enum { RPC_ORIGIN_BYTES = 32 };
+/* "10.0.0.1", "2001:db8::/64", or "here": no address. */
+void rpc_origin_print(struct rpc_origin o, char out[RPC_ORIGIN_BYTES]);
 
 struct rpc_waste { /* of calls and connections that came to nothing, since then */
     uint32_t n;

@@ -258,6 +258,7 @@ static void call_open(struct rpc_server *s, struct rpc_call *call)
         call->handlers = m->handlers;
         call->incoming = m->request;
         call->one_request = m->one_request;
+        call->has_queue = m->has_queue;
         call->must_prove = m->must_prove;
         if (call->begins_ns)
             call_keep_held(s, call);
@@ -415,6 +416,7 @@ static enum td_status server_listen(struct rpc_server *s, const struct rpc_serve
                                          .max_connections = config->max_connections,
                                          .max_per_address = config->max_per_address,
                                          .max_new = RPC_NEW_CONNECTIONS,
+                                         .trusted_proxies = config->trusted_proxies,
                                          .frozen_ms = config->frozen_ms ? config->frozen_ms : RPC_FROZEN_MS,
                                          .max_calls = config->max_calls,
                                          .max_connection_calls = RPC_CONNECTION_CALLS,

@@ -1,6 +1,6 @@
 """The gateway in front of a real cluster: OpenAI's chat completions and completions, tokenize and detokenize,
 models, health, errors, keys, TLS, clients that leave, routers that are killed."""
-import concurrent.futures, http.client, json, os, signal, socket, ssl, sys, time
+import concurrent.futures, http.client, json, os, signal, socket, ssl, sys, threading, time
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("cluster", "security")]
 from harness import *
 from lab import authorities, make_key
@@ -368,6 +368,59 @@ def test_a_client_that_leaves_is_noticed_within_a_second():
             wait_until(lambda: c.status()["running"] == 0, 30, lambda: str(c.status()))
             assert time.monotonic() - began < within(1), time.monotonic() - began
         c.audit(20)
+
+
+def own_address():
+    """Of this host, but not loopback's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            s.connect(("192.0.2.1", 9))  # sends nothing
+            return s.getsockname()[0]
+        except OSError:
+            raise Skip("this host has no address but loopback")
+
+
+@test
+def test_a_routers_trusted_proxy_answers_for_many_clients():
+    """Clients of a gateway on another host ask and leave, more of them than one address may: the others are
+    served, because the router was told of the gateway."""
+    here = own_address()
+    asked = json.dumps({"model": MODEL, "prompt": ids(20, 1), "max_tokens": 400, "ignore_eos": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    with Cluster() as c:
+        front = Proc(c, "router", "front", ["--model", DEMO, "--workers", ",".join(w.address for w in c.workers),
+                                            "--insecure", "--trusted-proxies", "192.0.2.0/24," + here, *c.router_args])
+        front.address = f"{here}:{free_port()}"
+        front.start()
+        try:
+            with Gateway(c, routers=[front.address]) as g:
+                host, port = g.proc.address.rsplit(":", 1)
+                end, left = time.monotonic() + 4, [0]
+
+                def leave():
+                    while time.monotonic() < end:
+                        conns = [socket.create_connection((host, int(port))) for _ in range(50)]
+                        for s in conns:
+                            s.sendall(head % len(asked) + asked)
+                        time.sleep(0.02)
+                        for s in conns:
+                            s.close()
+                        left[0] += len(conns)
+
+                threads = [threading.Thread(target=leave) for _ in range(4)]
+                for t in threads:
+                    t.start()
+                answers = []
+                while time.monotonic() < end:
+                    answers.append(g.ask("POST", "/v1/completions", {"model": MODEL, "prompt": ids(9, 7), "max_tokens": 2})[0])
+                for t in threads:
+                    t.join()
+                print(f"# {left[0]} left, {len(answers)} answered")
+                assert answers and set(answers) == {200}, answers
+                assert "has to wait" not in c.log("front") and "connection closed" not in c.log("front"), c.log("front")
+        finally:
+            front.stop()
 
 
 @test

@@ -439,6 +439,28 @@ START_TEST(test_door_holds_connections_until_those_before_are_used)
 }
 END_TEST
 
+START_TEST(test_door_bounds_no_address_of_a_trusted_proxy)
+{
+    enum { N = 12 };
+    int fds[N];
+    char listen[64], proxies[96];
+    ck_assert(echo_own_address(listen, sizeof(listen)));
+    snprintf(proxies, sizeof(proxies), "192.0.2.1,%.*s", (int)(strrchr(listen, ':') - listen), listen);
+    open_door_as(
+        (struct rpc_door_config){.listen = listen, .max_new = NEW, .max_per_address = NEW, .trusted_proxies = proxies});
+    for (int i = 0; i < N; i++)
+        fds[i] = greet();
+    for (int i = 0; i <= RPC_WASTE_MOST / RPC_WASTE_SILENT; i++)
+        rpc_door_call_end(door, taken[0], rpc_door_call_begin(door, taken[0]), RPC_WASTE_SILENT);
+    int fd = greet();
+    ck_assert(!is_closed(fds[0]) && !rpc_door_stats(door).n_flood);
+    close(fd);
+    for (int i = 0; i < N; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
 START_TEST(test_door_counts_those_that_leave_while_they_are_held)
 {
     enum { N = RPC_WASTE_MOST / RPC_WASTE_HELD + 1 };
@@ -588,6 +610,7 @@ int main(void)
         {"test_door_counts_the_waste_of_an_address_together", test_door_counts_the_waste_of_an_address_together},
         {"test_door_holds_connections_until_those_before_are_used",
          test_door_holds_connections_until_those_before_are_used},
+        {"test_door_bounds_no_address_of_a_trusted_proxy", test_door_bounds_no_address_of_a_trusted_proxy},
         {"test_door_counts_those_that_leave_while_they_are_held",
          test_door_counts_those_that_leave_while_they_are_held},
         {"test_door_closes_with_connections_that_are_held", test_door_closes_with_connections_that_are_held}};

@@ -33,7 +33,23 @@ START_TEST(test_origins)
     ck_assert(origin("2001:db8::1").key == origin("2001:db8::ffff:2").key); /* one network */
     ck_assert(origin("2001:db8::1").key != origin("2001:db8:0:1::1").key);
     ck_assert(origin("2001:db8::1").key != origin("32.1.13.184").key); /* the same bytes */
+    ck_assert(origin("2001:db8:ffff:ffff::1").key != origin("32.1.13.184").key);
     ck_assert(origin("0.0.0.0").key && origin("fe80::1").key);
+}
+END_TEST
+
+START_TEST(test_origins_are_printed)
+{
+    static const char *const CASES[][2] = {{"10.0.0.1", "10.0.0.1"},
+                                           {"::ffff:192.0.2.7", "192.0.2.7"},
+                                           {"2001:db8:ffff:ffff:1:2:3:4", "2001:db8:ffff:ffff::/64"},
+                                           {"fe80::1", "fe80::/64"},
+                                           {"127.0.0.1", "here"}};
+    for (unsigned i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char out[RPC_ORIGIN_BYTES];
+        rpc_origin_print(origin(CASES[i][0]), out);
+        ck_assert_str_eq(out, CASES[i][1]);
+    }
 }
 END_TEST
 
@@ -167,6 +183,7 @@ int main(void)
     Suite *s = suite_create("rpc senders");
     TCase *tc = tcase_create("senders");
     tcase_add_test(tc, test_origins);
+    tcase_add_test(tc, test_origins_are_printed);
     tcase_add_test(tc, test_waste_of_all_from_an_address_counts_together);
     tcase_add_test(tc, test_an_address_waits_longer_for_each_flood);
     tcase_add_test(tc, test_those_that_wait_make_room_last);

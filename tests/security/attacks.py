@@ -22,9 +22,10 @@ class At:
         self.key = [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
-# name: function; for every listener, for gRPC's, for clients with a key, and for clients with a key whose
-# tenant has limits: what these send is work, of which a tenant without limits may ask for what is left
-TCP, HTTP2, API, WORK = {}, {}, {}, {}
+# name: function; for every listener, for gRPC's, for clients with a key, for clients with a key whose tenant
+# has limits (what these send is work, of which a tenant without limits may ask for what is left), for the
+# gateway
+TCP, HTTP2, API, WORK, WEB = {}, {}, {}, {}, {}
 
 
 def attack(group):
@@ -596,6 +597,44 @@ def keys_that_are_guessed(address, until, at):
     return busy(address, until, write)
 
 
+# ------------------------------------------------------------------------------------------------ the gateway
+
+def post(at, body, **fields):
+    lines = {"Host": "x", "Content-Type": "application/json", "Content-Length": len(body), **fields}
+    if at.key:
+        lines["Authorization"] = at.key[0][1].decode()
+    head = "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+    return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def completion(**fields):
+    import json
+    return json.dumps({"model": "tandem-demo", "prompt": list(range(1, 60)), **fields}).encode()
+
+
+@attack(WEB)
+def posts_that_are_dropped(address, until, at):
+    asked = post(at, completion(max_tokens=400, ignore_eos=True))
+    return each(address, until, lambda s: s.sendall(asked))
+
+
+@attack(WEB)
+def posts_that_are_wrong(address, until, at):
+    asked = post(at, completion(max_tokens=-1)) * 50
+    return each(address, until, lambda s: (s.sendall(asked), s.recv(1 << 16)))
+
+
+@attack(WEB)
+def bodies_that_never_end(address, until, at):
+    return crowd(address, until, post(at, b"", **{"Content-Length": 4 * MIB}) + b"{", most=600)
+
+
+@attack(WEB)
+def chunks_of_one_byte(address, until, at):
+    head = post(at, b"", **{"Transfer-Encoding": "chunked"}).replace(b"Content-Length: 0\r\n", b"")
+    return each(address, until, lambda s: (s.sendall(head), pour(until, b"1\r\n{\r\n" * 4096)(s)))
+
+
 # --------------------------------------------------------------------------------------------- as a program
 
 def sink(address, until):
@@ -633,7 +672,7 @@ def main():
     until = lambda: time.monotonic() > end
     if name == "sink":
         return sink(address, until)
-    f = {**TCP, **HTTP2, **API, **WORK}[name]
+    f = {**TCP, **HTTP2, **API, **WORK, **WEB}[name]
     try:
         f(address, until, At(*sys.argv[4:6]))
     except OSError as e:

@@ -37,10 +37,13 @@ class Campaign:
         c.wrap = nets.inside("router", OTHERS)
         c.router = Proc(c, "router", "router", [
             "--model", DEMO, "--plan", "split", "--api-keys", keys, "--insecure", "--metrics-listen", ROUTER + ":9402",
-            "--workers", ",".join(w.address for w in c.workers), *c.router_args])
+            "--trusted-proxies", ROUTER, "--workers", ",".join(w.address for w in c.workers), *c.router_args])
         c.router.address, c.router.joins = ROUTER + ":9400", ROUTER + ":9401"
         c.router.start()
         c.wait_ready()
+        self.gateway = Proc(c, "gateway", "gateway", ["--routers", c.router.address, "--insecure"])
+        self.gateway.address = ROUTER + ":9403"
+        self.gateway.start()
         self.trace = os.path.join(dir, "trace.jsonl")
         subprocess.run([TANDEM, "trace", "synth", "--requests", str(N), "--prompt", "64", "--output-tokens", "12",
                         "--rate", str(RATE), "--seed", "3", "--output", self.trace], check=True, capture_output=True)
@@ -52,7 +55,8 @@ class Campaign:
         tcp, grpc, api = attacks.TCP, {**attacks.TCP, **attacks.HTTP2}, attacks.API
         found = {"client": (c.router.address, c.router, {**grpc, **api, **attacks.WORK}, generate),
                  "joining": (c.router.joins, c.router, grpc, "/tandem.worker.v1.Registry/Register"),
-                 "router's metrics": (ROUTER + ":9402", c.router, tcp, "")}
+                 "router's metrics": (ROUTER + ":9402", c.router, tcp, ""),
+                 "gateway": (self.gateway.address, self.gateway, {**tcp, **attacks.WEB}, "-")}
         for name, p in zip(("prefill", "decode", "store"), c.workers):
             found[name] = (p.address, p, grpc, attach)
             found[name + "'s metrics"] = (WORKERS + f":{9100 + c.workers.index(p)}", p, tcp, "")
@@ -134,7 +138,7 @@ def test_others_are_served_while_every_listener_is_attacked():
         try:
             campaign = Campaign(nets, d)
             listeners = campaign.listeners()
-            assert len(listeners) == 12, sorted(listeners)
+            assert len(listeners) == 13, sorted(listeners)
             chosen = [(at, name) for at in listeners for name in listeners[at][2]] if LONG else FEW
             print(f"# quiet: {campaign.load()}")
             wrong = [w for w in (campaign.attack(at, name) for at, name in chosen) if w]
@@ -142,6 +146,7 @@ def test_others_are_served_while_every_listener_is_attacked():
             assert not wrong, "\n".join(wrong)
         finally:
             if campaign:
+                campaign.gateway.stop()
                 campaign.cluster.close()
 
 
