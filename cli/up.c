@@ -24,6 +24,7 @@
 #include "cli/cli.h"
 #include "cli/rundir.h"
 #include "cli/supervise.h"
+#include "cli/up_devices.h"
 #include "cli/up_memory.h"
 #include "proto/wire/block_header.h"
 #include "router/socket.h"
@@ -84,7 +85,8 @@ static const struct option TABLE[] = {
     {"plan", OPT_CHOICE, AT(plan), NULL, PLAN_FORCE_NAMES, 0, 0, "forces every placement"},
     {"", OPT_STRING, 0, NULL, NULL, 0, 0, "KV"},
     {"kv-dtype", OPT_CHOICE, AT(kv_dtype), NULL, "auto|f32|f16|bf16|fp8", 0, 0, "type of the KV cache"},
-    {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0, "device on which the workers compute"},
+    {"device", OPT_STRING, AT(device), NULL, "cpu|cuda|cuda:N", 0, 0,
+     "device on which the workers compute; cuda: each rank of each worker on one of its own; cuda:N: all on that one"},
     {"batch-invariant", OPT_CHOICE, AT(invariant), NULL, "on|off", 0, 0, "cuda, bf16: the same bits in any batch"},
     {"tensor-parallel", OPT_INT, AT(n_tensor), NULL, NULL, 0, K_MAX_RANKS, "ranks of a worker that divide every layer"},
     {"pipeline-parallel", OPT_INT, AT(n_pipeline), NULL, NULL, 0, K_MAX_RANKS,
@@ -137,7 +139,6 @@ static const struct {
     {"lora", AT(lora), WORKERS, true},
     {"packed-cache", AT(packed_cache), WORKERS, true},
     {"kv-dtype", AT(kv_dtype), WORKERS | STORE, true},
-    {"device", AT(device), WORKERS, true},
     {"batch-invariant", AT(invariant), WORKERS, true},
     {"tensor-parallel", AT(n_tensor), WORKERS, false},
     {"pipeline-parallel", AT(n_pipeline), WORKERS, false},
@@ -160,6 +161,7 @@ struct up {
     struct rundir dir;
     struct child *children;
     uint32_t n_children;
+    uint32_t n_devices;          /* of this host; UINT32_MAX: not known */
     uint64_t default_pool_bytes; /* pool size of workers that have none from elsewhere */
     /* report_fd: the parent of a detached supervisor waits at its other end for the cluster to be up; -1: not
      * detached. */
@@ -207,6 +209,27 @@ static bool has_gateway(const struct up_options *o)
     return strcmp(o->http, "none") != 0;
 }
 
+/* Devices that a worker has for itself. */
+static uint32_t devices_of_a_worker(const struct up_options *o)
+{
+    if (o->rank_devices && !strcmp(o->rank_devices, "same"))
+        return 1;
+    return (uint32_t)((o->n_tensor ? o->n_tensor : 1) * (o->n_pipeline ? o->n_pipeline : 1));
+}
+
+static enum td_status add_device(const struct up *u, struct child_args *a, struct td_error *e)
+{
+    const struct up_options *o = &u->options;
+    if (!o->device || strcmp(o->device, "cuda") != 0) {
+        if (o->device)
+            args_add(a, "--device=%s", o->device);
+        return TD_OK;
+    }
+    uint32_t n_ranks = devices_of_a_worker(o), device = up_devices_next(u->children, MAX_CHILDREN, n_ranks);
+    args_add(a, "--device=cuda:%u", device);
+    return up_devices_check(device / n_ranks + 1, n_ranks, u->n_devices, e);
+}
+
 static enum td_status fill_child(const struct up *u, struct child *c, uint32_t number, uint32_t n_threads,
                                  struct td_error *e)
 {
@@ -222,6 +245,8 @@ static enum td_status fill_child(const struct up *u, struct child *c, uint32_t n
     enum td_status s = add_program(u, &c->args, c->role, e);
     args_add(&c->args, "--name=%s", c->name);
     pass_options(&c->args, &u->options, c->role);
+    if (!s && WORKERS >> c->role & 1)
+        s = add_device(u, &c->args, e);
     if (c->role == CHILD_ROUTER)
         args_add(&c->args, "--cluster-listen=auto"); /* for processes that tandem scale adds */
     if (c->role == CHILD_ROUTER && has_gateway(&u->options) && !getenv("TANDEM_ROUTER_TRUSTED_PROXIES"))
@@ -280,7 +305,10 @@ static enum td_status plan_children(struct up *u, struct td_error *e)
     const struct up_options *o = &u->options;
     uint32_t n_prefill = (uint32_t)o->n_prefill, n_decode = (uint32_t)o->n_decode;
     u->children = mem_array(MAX_CHILDREN, sizeof(*u->children));
+    u->n_devices = up_devices_count(getenv("CUDA_VISIBLE_DEVICES"), UP_DEVICES_PROC);
     enum td_status s = TD_OK;
+    if (o->device && !strcmp(o->device, "cuda"))
+        s = up_devices_check(n_prefill + n_decode, devices_of_a_worker(o), u->n_devices, e);
     for (uint32_t i = 0; i < n_prefill && !s; i++)
         s = add_child(u, CHILD_PREFILL, i, threads_of(o, i), e);
     for (uint32_t i = 0; i < n_decode && !s; i++)

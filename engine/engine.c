@@ -200,6 +200,8 @@ enum td_status engine_open(const struct engine_config *config, struct engine **o
     if (!e->sim)
         k_numerics(e->config.kernels[0], e->config.compute, e->numerics);
     make_fingerprint(e);
+    if (!e->sim && kernels_config(e->config.kernels[0])->device != DEVICE_CPU)
+        engine_warm(e);
     *out = e;
     return TD_OK;
 }

@@ -102,4 +102,5 @@ void seq_computed(struct seq *s, uint32_t n_total);
 /* Appends a token; ends the sequence at a stop token, a length or its goal. */
 void seq_push_token(struct seq *s, uint32_t token);
 void seq_end(struct seq *s, enum seq_finish finish);
-void seq_break(struct seq *s); /* ends it with FINISH_BROKEN and takes the names of its blocks away */
+void engine_warm(struct engine *e); /* before the first sequence */
+void seq_break(struct seq *s);      /* ends it with FINISH_BROKEN and takes the names of its blocks away */

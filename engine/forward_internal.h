@@ -252,4 +252,4 @@ const float *forward_gather(struct forward *f, const struct share *s, uint32_t n
  */
 float *forward_own_columns(struct forward *f, const struct forward_rows *r);
 
-enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td_error *error_out);
+enum td_status forward_pages_open(struct forward *f, const struct forward_config *config, struct td_error *error_out);

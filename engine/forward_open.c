@@ -188,7 +188,7 @@ enum td_status forward_open(const struct forward_config *config, struct forward 
     enum td_status s = forward_share_open(f, error_out);
     fill_shape(f);
     if (!s)
-        s = forward_pages_open(f, config->n_pages, error_out);
+        s = forward_pages_open(f, config, error_out);
     if (!s)
         s = forward_weights_open(f, config, error_out);
     if (!s)

@@ -97,8 +97,9 @@ static uint32_t own_kv_heads(const struct forward *f)
     return f->c.family->latent ? 1 : own(f, &f->share.kv_heads);
 }
 
-enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td_error *e)
+enum td_status forward_pages_open(struct forward *f, const struct forward_config *config, struct td_error *e)
 {
+    const uint32_t n_pages = config->n_pages;
     struct kv_layout part = f->layout;
     part.n_kv_heads = own_kv_heads(f);
     part.n_layers = f->rank.end_layer - f->rank.first_layer;
@@ -108,6 +109,11 @@ enum td_status forward_pages_open(struct forward *f, uint32_t n_pages, struct td
     if (s)
         return td_fail(e, s, "no memory for a pool of %u pages of %zu bytes", n_pages, kv_layout_page_bytes(&part));
     f->kept_arena = kept;
+    if (!k_is_pinned(f->kernels, kept))
+        log_warn(config->log,
+                 "the pool's host memory can't be pinned: pages are copied by way of a buffer, which is slower and "
+                 "holds up steps (raise ulimit -l, or make the pool smaller) bytes=%zu",
+                 n_pages * kv_layout_page_bytes(&f->layout));
     f->kept_layout = forward_has_own_pages(f) ? part : f->layout;
     f->kept_kv_head = forward_has_own_pages(f) || f->c.family->latent ? 0 : own_first(f, &f->share.kv_heads);
     f->kept_layer = forward_has_own_pages(f) ? f->rank.first_layer : 0;

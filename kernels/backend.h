@@ -35,6 +35,7 @@ struct kernels_backend {
     enum td_status (*alloc)(struct kernels *k, size_t len_bytes, void **out);
     void (*free)(struct kernels *k, void *p);
     enum td_status (*map)(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
+    bool (*is_pinned)(const struct kernels *k, const void *mapped);
     void (*unmap)(struct kernels *k, void *mapped);
     const void *(*put)(struct kernels *k, const void *host, size_t len_bytes);
     void (*step)(struct kernels *k);
@@ -134,7 +135,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* threads that cpu_open() would use */
 
 /* A plugin's symbol. abi: the program's KERNELS_ABI; a plugin of another one returns TD_ERR_VERSION. */
-enum { KERNELS_ABI = 5 };
+enum { KERNELS_ABI = 6 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

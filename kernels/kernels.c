@@ -152,6 +152,11 @@ enum td_status k_map_part(struct kernels *k, const void *host, size_t len_bytes,
     return k->backend->map(k, host, len_bytes, part_bytes, out);
 }
 
+bool k_is_pinned(const struct kernels *k, const void *mapped)
+{
+    return k->backend->is_pinned(k, mapped);
+}
+
 void k_unmap(struct kernels *k, void *mapped)
 {
     k->backend->unmap(k, mapped);

@@ -118,6 +118,8 @@ void k_free(struct kernels *k, void *p); /* NULL is fine */
 enum td_status k_map(struct kernels *k, const void *host, size_t len_bytes, void **out);
 /* The same for kernels that use only a part of it: a device allocates part_bytes. */
 enum td_status k_map_part(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
+/* Whether copies between the two need no buffer, which makes them slower. True on the CPU. */
+bool k_is_pinned(const struct kernels *k, const void *mapped);
 void k_unmap(struct kernels *k, void *mapped); /* NULL is fine */
 
 /*

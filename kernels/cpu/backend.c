@@ -118,6 +118,12 @@ static enum td_status cpu_map(struct kernels *k, const void *host, size_t len_by
     return TD_OK;
 }
 
+static bool cpu_is_pinned(const struct kernels *k, const void *mapped)
+{
+    (void)k, (void)mapped;
+    return true;
+}
+
 static void cpu_unmap(struct kernels *k, void *mapped)
 {
     (void)k, (void)mapped;
@@ -701,6 +707,7 @@ static const struct kernels_backend CPU = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .map = cpu_map,
+    .is_pinned = cpu_is_pinned,
     .unmap = cpu_unmap,
     .put = cpu_put,
     .step = cpu_nothing,

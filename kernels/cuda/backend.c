@@ -6,6 +6,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "kernels/cuda/state.h"
@@ -19,7 +20,8 @@ enum { OLDEST_MAJOR = 8 };
 void cuda_die(const char *operation, const char *why)
 {
     fprintf(stderr, "tandem: cuda: operation=%s error=\"%s\"\n", operation, why);
-    abort();
+    fflush(stderr);
+    _exit(EXIT_FAILURE); /* no handler may wait for the device, and no core file has all pinned memory in it */
 }
 
 void cuda_must(cudaError_t error, const char *operation)
@@ -203,6 +205,7 @@ static const struct kernels_backend BACKEND = {
     .alloc = cuda_alloc,
     .free = cuda_free,
     .map = cuda_map,
+    .is_pinned = cuda_is_pinned,
     .unmap = cuda_unmap,
     .put = cuda_put,
     .step = cuda_step,

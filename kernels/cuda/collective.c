@@ -10,6 +10,7 @@
  * puts them into their columns; a single row needs none.
  */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -116,10 +117,14 @@ static bool nccl_find(void)
     return nccl.library && !nccl.get_version(&version) && version >= NCCL_OLDEST && version < NCCL_END;
 }
 
-static void nccl_must(int result)
+/* A connection that failed once stays broken: the process leaves, and its requests go to other workers. */
+static void nccl_must(const struct k_links *l, uint32_t rank, int result)
 {
-    if (result)
-        cuda_die("nccl", nccl.error_string(result));
+    char operation[64];
+    if (!result)
+        return;
+    snprintf(operation, sizeof(operation), "nccl rank=%u of=%u device=cuda:%d", rank, l->n, l->ranks[rank]->ordinal);
+    cuda_die(operation, nccl.error_string(result));
 }
 
 struct k_links *cuda_links_open(struct kernels *const *ranks, uint32_t n)
@@ -150,7 +155,7 @@ void cuda_links_close(struct k_links *l)
 {
     for (uint32_t i = 0; i < l->n; i++) {
         cuda_enter(&l->ranks[i]->base);
-        nccl_must(nccl.destroy(l->comms[i]));
+        nccl_must(l, i, nccl.destroy(l->comms[i]));
     }
     free(l);
 }
@@ -162,18 +167,20 @@ void cuda_links_gather(struct k_links *l, uint32_t rank, const uint32_t *first, 
     bool takes = to == K_EVERY_RANK || to == rank;
     uint32_t n_all = first[l->n], n_mine = first[rank + 1] - first[rank];
     float *parts = n_rows == 1 || !takes ? all : cuda_scratch(c, (size_t)n_rows * n_all * sizeof(*parts));
-    nccl_must(nccl.group_start());
+    nccl_must(l, rank, nccl.group_start());
     for (uint32_t i = 0; i < l->n; i++) {
         size_t n = first[i + 1] - first[i];
         if (i == rank)
             continue;
         if (n_mine && (to == K_EVERY_RANK || to == i))
-            nccl_must(nccl.send(mine, (size_t)n_rows * n_mine, NCCL_FLOAT32, (int)i, l->comms[rank], c->stream));
+            nccl_must(l, rank,
+                      nccl.send(mine, (size_t)n_rows * n_mine, NCCL_FLOAT32, (int)i, l->comms[rank], c->stream));
         if (n && takes)
-            nccl_must(nccl.recv(parts + (size_t)n_rows * first[i], n_rows * n, NCCL_FLOAT32, (int)i, l->comms[rank],
+            nccl_must(l, rank,
+                      nccl.recv(parts + (size_t)n_rows * first[i], n_rows * n, NCCL_FLOAT32, (int)i, l->comms[rank],
                                 c->stream));
     }
-    nccl_must(nccl.group_end());
+    nccl_must(l, rank, nccl.group_end());
     for (uint32_t i = 0; i < l->n && takes; i++) {
         uint32_t n = first[i + 1] - first[i];
         const float *from = i == rank ? mine : parts + (size_t)n_rows * first[i];

@@ -12,6 +12,7 @@
 enum {
     PIECE_BYTES = 1 << 20, /* bytes that are converted at a time */
     ALIGN = 8,             /* in numbers; rows of every type then begin at 16 bytes */
+    JOINED_ALIGN = 256,    /* bytes, as cudaMalloc's */
 };
 
 static float load(const void *data, enum num_type type, size_t i)
@@ -206,7 +207,8 @@ void cuda_matrix_free(struct kernels *k, struct k_matrix *m)
 {
     if (!m)
         return;
-    cuda_free(k, m->on.data);
+    if (!m->is_in_stack)
+        cuda_free(k, m->on.data);
     cuda_free(k, m->on.bias);
     free(m->on.maps);
     free(m);
@@ -254,8 +256,33 @@ static bool alike(const struct cuda_matrix *a, const struct cuda_matrix *b)
            a->weights == b->weights;
 }
 
+/*
+ * Moves the numbers of all matrices into one allocation: CUDA rounds each large one up to 2 MiB, which
+ * experts of some MB pay for one by one. Without memory for the copy they stay where they are.
+ */
+static void join_matrices(struct kernels *k, struct k_stack *s)
+{
+    struct cuda *c = cuda_enter(k);
+    size_t each = (s->on.shape->len_bytes + JOINED_ALIGN - 1) / JOINED_ALIGN * JOINED_ALIGN;
+    if (cuda_alloc(k, s->on.n * each, &s->joined))
+        return;
+    for (uint32_t i = 0; i < s->on.n; i++) {
+        struct k_matrix *m = s->matrices[i];
+        void *from = m->on.data;
+        m->on.data = (uint8_t *)s->joined + i * each;
+        CUDA_MUST(cudaMemcpyAsync(m->on.data, from, m->on.len_bytes, cudaMemcpyDeviceToDevice, c->stream));
+        cuda_free(k, from); /* waits for the copy */
+        m->is_in_stack = true;
+        if (m->on.maps) {
+            free(m->on.maps);
+            make_maps(c, &m->on);
+        }
+    }
+}
+
 static void stack_free(struct kernels *k, struct k_stack *s)
 {
+    cuda_free(k, s->joined);
     cuda_free(k, (void *)(uintptr_t)s->on.data);
     cuda_free(k, (void *)(uintptr_t)s->on.bias);
     cuda_free(k, (void *)(uintptr_t)s->on.maps);
@@ -278,6 +305,7 @@ enum td_status cuda_stack_open(struct kernels *k, struct k_matrix *const *matric
     s->on.shape = &s->matrices[0]->on;
     s->on.n = n;
     void *data = NULL, *bias = NULL, *maps = NULL;
+    join_matrices(k, s);
     enum td_status status = write_pointers(k, s, false, &data);
     if (!status && biased)
         status = write_pointers(k, s, true, &bias);

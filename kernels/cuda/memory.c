@@ -231,6 +231,15 @@ enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, s
     return TD_OK;
 }
 
+bool cuda_is_pinned(const struct kernels *k, const void *mapped)
+{
+    const struct cuda *c = (const struct cuda *)k;
+    for (uint32_t i = 0; i < c->n_mappings; i++)
+        if (c->mappings[i].device == mapped)
+            return c->mappings[i].host != NULL;
+    return false;
+}
+
 void cuda_unmap(struct kernels *k, void *mapped)
 {
     struct cuda *c = cuda_enter(k);

@@ -16,7 +16,7 @@
 #include <assert.h>
 
 enum {
-    MAX_GRAPHS = 256, /* beyond that the oldest is dropped */
+    MAX_GRAPHS = 256, /* beyond that the one that was not used for longest is dropped */
     MAX_ROWS = 256,   /* with more rows, launches no longer limit a step */
     NONE = UINT32_MAX,
 };
@@ -31,6 +31,7 @@ struct cuda_steps {
 struct cuda_graph {
     struct cuda_steps of;
     cudaGraphExec_t exec; /* NULL: such a step ran once, and was not captured yet */
+    uint64_t used;        /* c->n_replays when it last was */
 };
 
 uint32_t cuda_replay_rows(struct kernels *k, uint32_t n_rows)
@@ -55,7 +56,7 @@ void cuda_replay_forget(struct cuda *c)
 {
     for (uint32_t i = 0; i < c->n_graphs; i++)
         drop_graph(&c->graphs[i]);
-    c->n_graphs = c->next_graph = 0;
+    c->n_graphs = 0;
 }
 
 static uint32_t find_graph(const struct cuda *c, const struct cuda_steps *of)
@@ -70,11 +71,16 @@ static void remember(struct cuda *c, const struct cuda_steps *of)
 {
     if (!c->graphs)
         c->graphs = mem_array(MAX_GRAPHS, sizeof(*c->graphs));
-    struct cuda_graph *g = &c->graphs[c->next_graph];
+    struct cuda_graph *g = &c->graphs[0];
+    if (c->n_graphs < MAX_GRAPHS)
+        g = &c->graphs[c->n_graphs++];
+    else
+        for (uint32_t i = 1; i < MAX_GRAPHS; i++)
+            if (c->graphs[i].used < g->used)
+                g = &c->graphs[i];
     drop_graph(g);
     g->of = *of;
-    c->next_graph = (c->next_graph + 1) % MAX_GRAPHS;
-    c->n_graphs += c->n_graphs < MAX_GRAPHS;
+    g->used = c->n_replays;
 }
 
 bool cuda_replay(struct kernels *k, uint64_t shape)
@@ -91,11 +97,13 @@ bool cuda_replay(struct kernels *k, uint64_t shape)
     of.arena = a->device;
     assert(of.single_runs);
     uint32_t i = find_graph(c, &of);
+    c->n_replays++;
     c->capturing = NONE;
     if (i == NONE) {
         remember(c, &of);
         return false;
     }
+    c->graphs[i].used = c->n_replays;
     if (c->graphs[i].exec) {
         CUDA_MUST(cudaGraphLaunch(c->graphs[i].exec, c->stream));
         return true;

@@ -115,7 +115,8 @@ struct cuda {
     struct cuda_rounded rounded_before, rounded_now; /* by the operation before this one, and by this one */
 
     struct cuda_graph *graphs; /* [n_graphs] */
-    uint32_t n_graphs, next_graph, capturing;
+    uint32_t n_graphs, capturing;
+    uint64_t n_replays;
 
     bool is_hopper; /* uses Hopper's own instructions for products and attention */
     PFN_cuTensorMapEncodeTiled_v12000 encode_map;
@@ -132,11 +133,13 @@ struct cuda {
 
 struct k_matrix {
     struct cuda_matrix on;
+    bool is_in_stack; /* its numbers are a part of the stack's allocation */
 };
 
 struct k_stack {
     struct cuda_stack on;
     struct k_matrix **matrices; /* [n] matrices of the stack */
+    void *joined;               /* their numbers; NULL: each has an allocation of its own */
 };
 
 /* Ends the process with the runtime's message, unless error is cudaSuccess. */
@@ -170,6 +173,7 @@ void *cuda_round_too(struct cuda *c, const float *rows, uint32_t n_rows, size_t 
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);
 enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
+bool cuda_is_pinned(const struct kernels *k, const void *mapped);
 void cuda_unmap(struct kernels *k, void *mapped);
 void cuda_send_puts(struct cuda *c);
 const void *cuda_put(struct kernels *k, const void *host, size_t len_bytes);

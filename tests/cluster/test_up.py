@@ -201,6 +201,18 @@ def test_a_wrong_model_is_one_clear_line():
 
 
 @test
+def test_more_workers_than_devices_are_one_clear_line():
+    few = {"CUDA_VISIBLE_DEVICES": "0"}
+    with RunDir() as r:
+        one_line(r.up("--device", "cuda", env=few), "--device cuda: 2 devices are needed (workers: 2, ranks of each: 1)",
+                 "1 are there", "--device cuda:N", code=2)
+        one_line(r.up("--device", "cuda", "--tensor-parallel", "2", "--decode", "3", env=few), "8 devices are needed",
+                 code=2)
+        one_line(r.up("--device", "cuda", "--prefill", "0", "--tensor-parallel", "2", env=few),
+                 "2 devices are needed (workers: 1, ranks of each: 2)", code=2)
+
+
+@test
 def test_a_busy_port_is_one_clear_line():
     with RunDir() as r, socket.create_server(("127.0.0.1", 0)) as busy:
         address = "127.0.0.1:%d" % busy.getsockname()[1]

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/engine_internal.h"
 #include "tests/ask_device.h"
 #include "tests/tap.h"
 
@@ -236,6 +237,24 @@ START_TEST(test_engine_golden_alone)
         check_case(&f, r, i);
     }
     teardown(&f);
+}
+END_TEST
+
+/* Steps that are run before the first sequence change nothing, in pools of any size. */
+START_TEST(test_engine_golden_after_it_was_warmed)
+{
+    static const uint32_t PAGES[] = {400, 1, 5, 9};
+    for (size_t p = sizeof(PAGES) / sizeof(PAGES[0]); p--;) {
+        struct fixture f;
+        setup_with(&f, PAGES[p], 0, 8);
+        engine_warm(f.engine);
+        for (size_t i = 0; i < n_cases(&f) && !p; i++) {
+            struct run *r = start_case(&f, i);
+            run_all(&f);
+            check_case(&f, r, i);
+        }
+        teardown(&f);
+    }
 }
 END_TEST
 
@@ -712,6 +731,7 @@ int main(void)
     TCase *t = tcase_create("golden");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, test_engine_golden_alone);
+    tcase_add_test(t, test_engine_golden_after_it_was_warmed);
     tcase_add_loop_test(t, test_engine_golden_all_together_in_chunks, 0, 4);
     tcase_add_test(t, test_engine_bf16_same_alone_and_together_in_chunks);
     tcase_add_test(t, test_engine_gives_up_pages_behind_a_window);
