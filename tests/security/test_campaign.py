@@ -47,10 +47,13 @@ class Campaign:
         self.trace = os.path.join(dir, "trace.jsonl")
         subprocess.run([TANDEM, "trace", "synth", "--requests", str(N), "--prompt", "64", "--output-tokens", "12",
                         "--rate", str(RATE), "--seed", "3", "--output", self.trace], check=True, capture_output=True)
-        self.sinks, self.ttft_ms = {}, 1000 * SLOW
+        self.sinks, self.ttft_ms, self.found = {}, 1000 * SLOW, None
 
     def listeners(self):
-        """name: (address, process, groups of attacks, method of gRPC)"""
+        """name: (address, process, groups of attacks, method of gRPC). Found once, because log() has the last
+        lines only."""
+        if self.found:
+            return self.found
         c, generate, attach = self.cluster, attacks.GENERATE, attacks.ATTACH
         tcp, grpc, api = attacks.TCP, {**attacks.TCP, **attacks.HTTP2}, attacks.API
         found = {"client": (c.router.address, c.router, {**grpc, **api, **attacks.WORK}, generate),
@@ -64,6 +67,7 @@ class Campaign:
                 found_port = re.search(r"xfer=([\d.]+:\d+)", line)
                 if found_port:
                     found[name + "'s transfer"] = (found_port.group(1), p, tcp, "")
+        self.found = found
         return found
 
     def load(self):
