@@ -52,13 +52,18 @@ static bool has(const struct child *c, uint32_t device)
     return false;
 }
 
+static bool is_taken(const struct child *children, uint32_t n, uint32_t device)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (children[i].state != CHILD_ENDED && has(&children[i], device))
+            return true;
+    return false;
+}
+
 uint32_t up_devices_next(const struct child *children, uint32_t n, uint32_t n_ranks)
 {
     uint32_t device = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (children[i].state != CHILD_ENDED && has(&children[i], device)) {
-            device += n_ranks;
-            i = UINT32_MAX; /* from the first child on again */
-        }
+    while (is_taken(children, n, device))
+        device += n_ranks;
     return device;
 }

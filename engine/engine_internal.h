@@ -102,5 +102,7 @@ void seq_computed(struct seq *s, uint32_t n_total);
 /* Appends a token; ends the sequence at a stop token, a length or its goal. */
 void seq_push_token(struct seq *s, uint32_t token);
 void seq_end(struct seq *s, enum seq_finish finish);
-void engine_warm(struct engine *e); /* before the first sequence */
-void seq_break(struct seq *s);      /* ends it with FINISH_BROKEN and takes the names of its blocks away */
+void seq_break(struct seq *s); /* ends it with FINISH_BROKEN and takes the names of its blocks away */
+
+/* Runs steps of the sizes that will come, on a device (engine_warm.c). Call it before the first sequence. */
+void engine_warm(struct engine *e);

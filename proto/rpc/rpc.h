@@ -186,7 +186,9 @@ struct rpc_method {
      * once, for whoever asks: above a rate, the calls from an address wait until their time, or are refused
      * if that is far off (rpc_senders.h). */
     bool one_request;
-    bool has_queue; /* its calls wait in a bounded queue of the method's own instead */
+    /* Its calls wait in a bounded queue of the method's own instead; those from an address of which more were
+     * begun than answered are held for a moment before (rpc_senders_credit()). */
+    bool has_queue;
     /* Until rpc_call_proved() the call counts as one without a message, which has RPC_FIRST_MESSAGE_MS, and a
      * message longer than RPC_UNPROVED_BYTES ends it. */
     bool must_prove;
@@ -197,7 +199,8 @@ struct rpc_method {
 #define RPC_COMMON_CALLS 64
 #define RPC_BYTES        (128ull << 20)
 /* Calls that a connection from another host may have open, if a server has no lower bound; clients of ours
- * make more connections. Names and values of a call's headers. */
+ * make more connections. Connections of an address that may be new (rpc_door_config.max_new). Bytes of the
+ * names and values of a call's headers. */
 enum { RPC_CONNECTION_CALLS = 256, RPC_NEW_CONNECTIONS = 4, RPC_HEADERS_BYTES = 16384 };
 /* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
  * takes many times as much. */

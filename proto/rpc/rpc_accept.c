@@ -33,9 +33,11 @@
 
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
-/* Frames and records around a message; connections that are looked at each time; bytes without a call. */
-enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10 };
-enum { HELD_MS = 5, HELD_LOOKS = 64 }; /* how often, and how many of those held are looked at each time */
+/* Frames and records around a message; connections that are looked at each time; bytes without a call; bytes
+ * of a call before a proof: of a message that is too long, but was not refused yet. */
+enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
+/* Time between two looks at the connections that are held, and how many of these are looked at each time. */
+enum { HELD_MS = 5, HELD_LOOKS = 64 };
 #define NOISE_NS      (NS_PER_S / 2)
 #define WARN_EVERY_NS (10 * NS_PER_S)
 
@@ -165,7 +167,7 @@ static uint32_t count_from(const struct rpc_door *d, struct rpc_origin from)
 }
 
 /* Takes what a connection that was shut down has received: the kernel would still give it to the server, as
- * thousands of calls. */
+ * thousands of calls. Nothing more comes after the shutdown. */
 static void drain(int fd)
 {
     char bytes[16 << 10];
@@ -453,7 +455,7 @@ uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection)
-        begins = (has_queue ? rpc_senders_trust : rpc_senders_pace)(&d->senders, c->from, now);
+        begins = (has_queue ? rpc_senders_credit : rpc_senders_pace)(&d->senders, c->from, now);
     pthread_mutex_unlock(&d->lock);
     return begins <= now ? 0 : begins;
 }
@@ -528,14 +530,15 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     struct rpc_flow flow;
     if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
         return false;
-    bool is_small = d->config.must_prove && !c->has_proved;
-    uint64_t most = is_small || d->config.max_message_bytes < NOISE_BYTES ? NOISE_BYTES : d->config.max_message_bytes;
+    bool is_unproved = d->config.must_prove && !c->has_proved;
+    uint64_t most = is_unproved ? UNPROVED_BYTES : d->config.max_message_bytes;
+    most = most < NOISE_BYTES ? NOISE_BYTES : most;
     uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
     explained -= c->surplus_bytes;
     if (explained > flow.read_bytes + most)
         c->surplus_bytes += explained - flow.read_bytes - most;
     uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
-    bool is_much = bytes > most * (1 + c->n_calls);
+    bool is_much = bytes > (is_unproved ? NOISE_BYTES : most) + most * c->n_calls;
     return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 
@@ -626,6 +629,7 @@ static bool hold(struct rpc_door *d, struct newcomer *w)
         n += other->from.key == w->from.key;
     if (n >= RPC_HELD_MOST || atomic_load(&d->n_open) + d->n_held >= d->config.max_connections) {
         count(d, &d->stats.n_refused);
+        warn(d, w->from, "connection refused: too many of its address are new, and held");
         newcomer_free(d, w, true);
         return true;
     }

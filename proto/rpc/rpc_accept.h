@@ -102,11 +102,11 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
 /*
  * A message of a call on the connection has come. The door looks 20 times a second how many bytes of each
  * connection this process has read, and closes one as a flood's that has sent more than its calls explain:
- * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges pings
- * and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for each call
- * that is under way. One that has no call gets 32 KiB instead of a message, after half a second, and so
- * does, at once, one that has to prove itself first. What was not used is not kept, beyond one message. Of
- * more than 512 connections it looks at 512 each time.
+ * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges
+ * pings and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for
+ * each call that is under way. One that has no call gets 32 KiB instead of a message, after half a second;
+ * one that has to prove itself first gets that at once, and 256 KiB for each call. What was not used is
+ * not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
@@ -142,5 +142,5 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
 enum { RPC_YOUNG_MS = 1000 };
 void rpc_door_call_end(struct rpc_door *d, int fd, uint64_t connection, uint32_t waste);
 /* When a call of a paced method may begin (rpc_senders_pace()), or one of a method that has a queue
- * (rpc_senders_trust()); 0: now. */
+ * (rpc_senders_credit()); 0: now. */
 uint64_t rpc_door_pace(struct rpc_door *d, int fd, uint64_t connection, bool has_queue);

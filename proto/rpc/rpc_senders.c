@@ -82,7 +82,7 @@ static struct rpc_sender *take(struct rpc_senders *s, struct rpc_origin from, ui
         for (int i = 1; i < RPC_SENDERS; i++)
             if (goes_first(&s->all[i], found, now_ns))
                 found = &s->all[i];
-        *found = (struct rpc_sender){.from = from, .n_trusted = RPC_TRUST_FIRST};
+        *found = (struct rpc_sender){.from = from, .n_credit = RPC_CREDIT_FIRST};
     }
     found->heard_ns = now_ns;
     return found;
@@ -108,7 +108,7 @@ void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t n
         return;
     uint32_t n = n_floods(it, now_ns);
     it->n_before = n < RPC_FLOOD_DOUBLINGS ? n : RPC_FLOOD_DOUBLINGS;
-    it->n_trusted = 0;
+    it->n_credit = 0;
     it->until_ns = now_ns + ((uint64_t)RPC_FLOOD_WAIT_MS << it->n_before) * NS_PER_MS;
 }
 
@@ -118,42 +118,38 @@ bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64
     return it && it->until_ns > now_ns;
 }
 
-uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+/* When the next call begins if `rate` a second do, after as many as take at_once_ns. */
+static uint64_t schedule(struct rpc_sender *it, uint64_t at_once_ns, uint32_t rate, uint64_t now_ns)
 {
-    struct rpc_sender *it = take(s, from, now_ns);
-    if (!it)
-        return now_ns;
-    const uint64_t at_once = NS_PER_S; /* what RPC_PACED_CALLS take */
-    uint64_t begins = it->paced_ns > now_ns ? it->paced_ns : now_ns, waits_until = begins - at_once;
-    if (begins < now_ns + at_once)
-        waits_until = now_ns;
+    uint64_t begins = it->paced_ns > now_ns ? it->paced_ns : now_ns;
+    uint64_t waits_until = begins < now_ns + at_once_ns ? now_ns : begins - at_once_ns;
     if (waits_until > now_ns + RPC_PACED_WAIT_MS * NS_PER_MS)
         return UINT64_MAX;
-    it->paced_ns = begins + NS_PER_S / RPC_PACED_CALLS;
+    it->paced_ns = begins + NS_PER_S / rate;
     return waits_until;
 }
 
-uint64_t rpc_senders_trust(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    struct rpc_sender *it = take(s, from, now_ns);
+    return it ? schedule(it, NS_PER_S, RPC_PACED_CALLS, now_ns) : now_ns;
+}
+
+uint64_t rpc_senders_credit(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
 {
     struct rpc_sender *it = take(s, from, now_ns);
     if (!it)
         return now_ns;
-    if (it->n_trusted) {
-        it->n_trusted--;
+    if (it->n_credit) {
+        it->n_credit--;
         return now_ns;
     }
-    if (!n_floods(it, now_ns))
-        return now_ns + RPC_TRUST_WAIT_MS * NS_PER_MS;
-    uint64_t begins = it->paced_ns > now_ns ? it->paced_ns : now_ns;
-    if (begins > now_ns + RPC_PACED_WAIT_MS * NS_PER_MS)
-        return UINT64_MAX;
-    it->paced_ns = begins + NS_PER_S / RPC_TRUST_RATE;
-    return begins;
+    return n_floods(it, now_ns) ? schedule(it, 0, RPC_CREDIT_RATE, now_ns) : now_ns + RPC_CREDIT_WAIT_MS * NS_PER_MS;
 }
 
 void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
 {
     struct rpc_sender *it = take(s, from, now_ns);
-    if (it && it->n_trusted < RPC_TRUST_MOST)
-        it->n_trusted += RPC_TRUST_EACH;
+    if (it && it->n_credit < RPC_CREDIT_MOST)
+        it->n_credit += RPC_CREDIT_EACH;
 }

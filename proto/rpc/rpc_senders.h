@@ -22,15 +22,15 @@ enum {                        /* how much counts */
        RPC_WASTE_YOUNG = 4,   /* one that is given up young */
        RPC_WASTE_REFUSED = 1, /* one that is refused because the calls of its method are too many */
        RPC_WASTE_UNUSED = 16, /* a connection without a call that was answered */
-       RPC_WASTE_HELD = 64,   /* one that is left while it is held, because so many are new */
+       RPC_WASTE_HELD = 64,   /* a connection whose client leaves while it is held, because many are new */
        RPC_WASTE_MOST = 4000, /* in a second */
 };
 enum { RPC_PACED_CALLS = 1000, RPC_PACED_WAIT_MS = 2000 };
 
 /* Calls that an address begins at once before one of them was answered; and for each that was; at most. How
  * long others wait; how many a second begin if a flood came from there. */
-enum { RPC_TRUST_FIRST = 8, RPC_TRUST_EACH = 2, RPC_TRUST_MOST = 1024 };
-enum { RPC_TRUST_WAIT_MS = 100, RPC_TRUST_RATE = 25 };
+enum { RPC_CREDIT_FIRST = 8, RPC_CREDIT_EACH = 2, RPC_CREDIT_MOST = 1024 };
+enum { RPC_CREDIT_WAIT_MS = 100, RPC_CREDIT_RATE = 25 };
 
 struct rpc_origin {
     uint64_t key; /* 0: no address */
@@ -51,10 +51,10 @@ struct rpc_sender {
     struct rpc_origin from;
     uint64_t heard_ns;
     struct rpc_waste waste;
-    uint64_t until_ns;  /* new connections are refused until then */
-    uint32_t n_before;  /* floods that were remembered when the last one came */
-    uint64_t paced_ns;  /* the paced calls so far take until then, one after the other */
-    uint32_t n_trusted; /* calls that begin at once */
+    uint64_t until_ns; /* new connections are refused until then */
+    uint32_t n_before; /* floods that were remembered when the last one came */
+    uint64_t paced_ns; /* the paced calls so far take until then, one after the other */
+    uint32_t n_credit; /* calls that begin at once */
 };
 struct rpc_senders {
     struct rpc_sender all[RPC_SENDERS];
@@ -75,9 +75,9 @@ bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64
 uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
 /*
  * When a call of a method with a queue may begin: now, or, from an address of which more calls were begun
- * than its answered ones stand for, after RPC_TRUST_WAIT_MS, in which clients that send requests and leave
- * are gone. For RPC_FLOOD_MEMORY_MS after a flood such calls begin at RPC_TRUST_RATE; UINT64_MAX as above.
+ * than its answered ones stand for, after RPC_CREDIT_WAIT_MS, in which clients that send requests and leave
+ * are gone. For RPC_FLOOD_MEMORY_MS after a flood such calls begin at RPC_CREDIT_RATE; UINT64_MAX as above.
  */
-uint64_t rpc_senders_trust(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
+uint64_t rpc_senders_credit(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
 /* A call from there was answered. */
 void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);

@@ -134,35 +134,35 @@ END_TEST
 START_TEST(test_calls_of_an_address_are_held_until_others_were_answered)
 {
     struct rpc_origin a = origin("10.0.0.1"), here = origin("127.0.0.1");
-    const uint64_t wait = RPC_TRUST_WAIT_MS * NS_PER_MS, gap = NS_PER_S / RPC_TRUST_RATE;
-    for (int i = 0; i < RPC_TRUST_FIRST; i++)
-        ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    const uint64_t wait = RPC_CREDIT_WAIT_MS * NS_PER_MS, gap = NS_PER_S / RPC_CREDIT_RATE;
+    for (int i = 0; i < RPC_CREDIT_FIRST; i++)
+        ck_assert(rpc_senders_credit(&senders, a, now) == now);
     for (int i = 0; i < 3; i++)
-        ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+        ck_assert(rpc_senders_credit(&senders, a, now) == now + wait);
     rpc_senders_answered(&senders, a, now);
-    for (int i = 0; i < RPC_TRUST_EACH; i++)
-        ck_assert(rpc_senders_trust(&senders, a, now) == now);
-    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
-    for (int i = 0; i < 2 * RPC_TRUST_MOST; i++) {
+    for (int i = 0; i < RPC_CREDIT_EACH; i++)
+        ck_assert(rpc_senders_credit(&senders, a, now) == now);
+    ck_assert(rpc_senders_credit(&senders, a, now) == now + wait);
+    for (int i = 0; i < 2 * RPC_CREDIT_MOST; i++) {
         rpc_senders_answered(&senders, a, now);
-        ck_assert(rpc_senders_trust(&senders, here, now) == now);
+        ck_assert(rpc_senders_credit(&senders, here, now) == now);
     }
-    for (int i = 0; i < RPC_TRUST_MOST; i++)
-        ck_assert(rpc_senders_trust(&senders, a, now) == now);
-    for (int i = 0; i < RPC_TRUST_EACH; i++)
-        rpc_senders_trust(&senders, a, now);
-    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+    for (int i = 0; i < RPC_CREDIT_MOST; i++)
+        ck_assert(rpc_senders_credit(&senders, a, now) == now);
+    for (int i = 0; i < RPC_CREDIT_EACH; i++)
+        rpc_senders_credit(&senders, a, now);
+    ck_assert(rpc_senders_credit(&senders, a, now) == now + wait);
     rpc_senders_answered(&senders, a, now);
     rpc_senders_flood(&senders, a, now); /* all trust is gone, and others come one after the other */
     for (uint64_t i = 0; i * gap <= RPC_PACED_WAIT_MS * NS_PER_MS; i++)
-        ck_assert(rpc_senders_trust(&senders, a, now) == now + i * gap);
-    ck_assert(rpc_senders_trust(&senders, a, now) == UINT64_MAX);
+        ck_assert(rpc_senders_credit(&senders, a, now) == now + i * gap);
+    ck_assert(rpc_senders_credit(&senders, a, now) == UINT64_MAX);
     rpc_senders_answered(&senders, a, now);
-    ck_assert(rpc_senders_trust(&senders, a, now) == now);
+    ck_assert(rpc_senders_credit(&senders, a, now) == now);
     now += (RPC_FLOOD_WAIT_MS + RPC_FLOOD_MEMORY_MS) * NS_PER_MS;
-    for (int i = 0; i < RPC_TRUST_EACH; i++)
-        rpc_senders_trust(&senders, a, now);
-    ck_assert(rpc_senders_trust(&senders, a, now) == now + wait);
+    for (int i = 0; i < RPC_CREDIT_EACH; i++)
+        rpc_senders_credit(&senders, a, now);
+    ck_assert(rpc_senders_credit(&senders, a, now) == now + wait);
 }
 END_TEST
 

@@ -4,7 +4,7 @@ and returns the connections that it still holds; at says what the listener is (c
     attacks.py NAME HOST:PORT SECONDS [PATH [KEY]]    # runs one alone
     attacks.py sink HOST:PORT SECONDS                 # takes and drops what others send
 """
-import gzip, os, selectors, socket, struct, sys, threading, time
+import gzip, json, os, selectors, socket, struct, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 import h2
@@ -525,33 +525,38 @@ def requests_that_are_wrong(address, until, at):
     return calls(address, until, at, "Generate", [w.SerializeToString() for w in wrong] * 20)
 
 
-@attack(API)
-def requests_that_are_dropped(address, until, at):
-    """Opened, and their connection is closed before anything comes."""
+def asker(at):
+    """A function that sends twenty requests for long answers on a connection."""
     from client import request
     asked = h2.message(request(ids=list(range(1, 60)), max_tokens=400, stopping__ignore_eos=True).SerializeToString())
 
-    def write(conn):
+    def ask(conn):
         for _ in range(20):
             conn.write(conn.open(GENERATE, *at.key), asked, end=True)
+    return ask
+
+
+@attack(API)
+def requests_that_are_dropped(address, until, at):
+    """Opened, and their connection is closed before anything comes."""
+    ask = asker(at)
+
+    def write(conn):
+        ask(conn)
         conn.close()
-        conn.is_over = True
     return busy(address, until, write)
 
 
 @attack(WORK)
 def requests_that_are_dropped_when_they_are_answered(address, until, at):
     """The first byte of an answer ends their connection."""
-    from client import request
-    asked = h2.message(request(ids=list(range(1, 60)), max_tokens=400, stopping__ignore_eos=True).SerializeToString())
+    ask = asker(at)
 
     def write(conn):
-        for _ in range(20):
-            conn.write(conn.open(GENERATE, *at.key), asked, end=True)
+        ask(conn)
         while not conn.is_over and not conn.came.get(h2.DATA) and not until():
             time.sleep(0.001)
         conn.close()
-        conn.is_over = True
     threads = [threading.Thread(target=busy, args=(address, until, write)) for _ in range(8)]
     for t in threads:
         t.start()
@@ -562,18 +567,15 @@ def requests_that_are_dropped_when_they_are_answered(address, until, at):
 
 @attack(API)
 def requests_that_are_dropped_late(address, until, at):
-    """As before, but when they are being served."""
-    from client import request
-    asked = h2.message(request(ids=list(range(1, 60)), max_tokens=400, stopping__ignore_eos=True).SerializeToString())
-    held = []
+    """Opened, and their connection is closed when they are being served."""
+    ask, held = asker(at), []
     while not until():
         try:
             conn = h2.Connection(address)
         except OSError:
             time.sleep(0.01)
             continue
-        for _ in range(20):
-            conn.write(conn.open(GENERATE, *at.key), asked, end=True)
+        ask(conn)
         held.append((time.monotonic(), conn))
         while held and (time.monotonic() - held[0][0] > 0.2 or held[0][1].is_over):
             held.pop(0)[1].close()
@@ -608,7 +610,6 @@ def post(at, body, **fields):
 
 
 def completion(**fields):
-    import json
     return json.dumps({"model": "tandem-demo", "prompt": list(range(1, 60)), **fields}).encode()
 
 

@@ -103,3 +103,4 @@ class Connection:
         except OSError:
             pass
         self.socket.close()
+        self.is_over = True

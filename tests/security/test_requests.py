@@ -201,7 +201,8 @@ def test_messages_before_the_proof_are_short_on_both_sides():
     with Cluster(plan="split", decode=2, router_args=["--log-level", "debug"]) as c:
         with grpc.insecure_channel(c["decode-0"].address) as channel:
             attach = channel.stream_stream("/tandem.worker.v1.Worker/Attach")
-            for sent, code in ((leg, "RESOURCE_EXHAUSTED"), (leg[:3000], "INVALID_ARGUMENT")):
+            for sent, code in [(leg, "RESOURCE_EXHAUSTED")] * 20 + [(leg[:3000], "INVALID_ARGUMENT")]:
+                time.sleep(0.02)  # connections with more than 16 MiB a second of what is not read are closed
                 try:
                     raise AssertionError(list(attach(iter([sent]), timeout=10 * SLOW)))
                 except grpc.RpcError as e:
