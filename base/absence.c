@@ -2,9 +2,15 @@
 
 enum { LOG_TURNS = 4 };
 
-void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns, const struct log *log)
+void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns)
 {
-    *a = (struct absence){.clock = clock, .log = log, .turn_ns = turn_ns, .read_ns = clock_now(clock)};
+    *a = (struct absence){.clock = clock, .turn_ns = turn_ns, .read_ns = clock_now(clock)};
+}
+
+void absence_log(struct absence *a, const struct log *log)
+{
+    absence_now(a, 0); /* what has passed until now */
+    a->log = log;
 }
 
 static void log_away(const struct absence *a, uint64_t ns)

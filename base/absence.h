@@ -32,16 +32,19 @@
 
 struct absence {
     const struct clock *clock;
-    const struct log *log;
-    uint64_t turn_ns; /* the longest time between two readings that is not an absence */
-    uint64_t read_ns; /* the clock at the last reading */
-    uint64_t away_ns; /* sum of absences: how far this time is behind the clock */
+    const struct log *log; /* NULL: absences are not logged */
+    uint64_t turn_ns;      /* the longest time between two readings that is not an absence */
+    uint64_t read_ns;      /* the clock at the last reading */
+    uint64_t away_ns;      /* sum of absences: how far this time is behind the clock */
     bool is_deaf;
     uint64_t deaf_ns; /* since then, by the clock */
 };
 
-/* clock and log are borrowed. Absences of several turns are logged, unless log is NULL. */
-void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns, const struct log *log);
+/* clock is borrowed. */
+void absence_init(struct absence *a, const struct clock *clock, uint64_t turn_ns);
+/* From now on absences of several turns are logged. Called when the thread begins to take turns: how long a
+ * process opens is no absence that anybody should be warned of. log is borrowed. */
+void absence_log(struct absence *a, const struct log *log);
 /* The time now; it never goes back. sleep_until_ns: until when, in this time, the thread meant to sleep;
  * 0: it did not sleep. */
 uint64_t absence_now(struct absence *a, uint64_t sleep_until_ns);

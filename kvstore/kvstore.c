@@ -469,7 +469,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
         snprintf(s->name, sizeof(s->name), "store-%d", (int)getpid());
     s->log = (struct log){.who = s->name, .level = (enum log_level)log_level_parse(s->options.log_level)};
     clock_init_real(&s->clock);
-    absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS, &s->log);
+    absence_init(&s->absence, &s->clock, TURN_MS * NS_PER_MS);
     s->incarnation = random_u64();
     s->reach = (struct reach_config){s->options.listen, s->options.xfer_listen, s->options.advertise};
     event_queue_init(&s->events, s->incarnation);
@@ -500,6 +500,7 @@ enum td_status kvstore_open(const struct kvstore_config *config, struct kvstore 
         return status;
     }
     note_load(s);
+    absence_log(&s->absence, &s->log);
     log_info(&s->log, "ready address=%s xfer=%s slots=%u block_kib=%llu blocks_ssd=%llu dir=%s", kvstore_address(s),
              s->xfer_address, s->audit.total, (unsigned long long)(s->page_bytes >> 10),
              (unsigned long long)s->audit.n_ssd, s->ssd ? s->options.dir : "none");

@@ -612,7 +612,7 @@ enum td_status router_open(const struct router_options *options, struct router *
     r->options = *options;
     r->log = (struct log){.who = options->name, .level = (enum log_level)log_level_parse(options->log_level)};
     clock_init_real(&r->clock);
-    absence_init(&r->absence, &r->clock, TURN_MS * NS_PER_MS, &r->log);
+    absence_init(&r->absence, &r->clock, TURN_MS * NS_PER_MS);
     r->echo = rpc_echo_open();
     r->opened_ns = r->able_ns = router_patience(r);
     r->budget.burst = (double)options->replan_burst;
@@ -651,6 +651,7 @@ enum td_status router_open(const struct router_options *options, struct router *
         router_close(r);
         return s;
     }
+    absence_log(&r->absence, &r->log);
     log_info(&r->log, "ready address=%s model=%s workers=%u", router_address(r), r->model_name, r->n_peers);
     *out = r;
     return TD_OK;

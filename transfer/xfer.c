@@ -226,7 +226,7 @@ static struct xfer *xfer_new(const struct xfer_config *config)
     x->config.max_inflight_bytes = config->max_inflight_bytes ? config->max_inflight_bytes : DEFAULT_IN_FLIGHT;
     x->ended = mem_array(ENDED_KEPT, sizeof(x->ended[0]));
     x->early = mem_array(EARLY_KEPT, sizeof(x->early[0]));
-    absence_init(&x->absence, config->clock, x->config.silence_ns / TURNS_OF_SILENCE, config->log);
+    absence_init(&x->absence, config->clock, x->config.silence_ns / TURNS_OF_SILENCE);
     x->now_ns = x->absence.read_ns;
     x->due_ns = UINT64_MAX;
     mailbox_init(&x->commands);
@@ -306,6 +306,7 @@ enum td_status xfer_open(const struct xfer_config *config, struct xfer **out, st
     watch(x, x->wire->fd);
     watch(x, mailbox_fd(&x->commands));
     choose_copy(config->log);
+    absence_log(&x->absence, config->log);
     if (!config->is_driven)
         x->thread = thread_start("xfer", run, x);
     *out = x;

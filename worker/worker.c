@@ -752,8 +752,8 @@ enum td_status worker_open(const struct worker_config *config, struct worker **o
     w->log = (struct log){.who = w->name, .level = (enum log_level)log_level_parse(w->options.log_level)};
     clock_init_real(&w->clock);
     w->load_told_ns = clock_now(&w->clock); /* loading that takes less than a second is not logged */
-    absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS, NULL);
-    absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS, NULL);
+    absence_init(&w->absence, &w->clock, TURN_MS * NS_PER_MS);
+    absence_init(&w->beat_absence, &w->clock, BEAT_MS * NS_PER_MS);
     w->incarnation = random_u64();
     w->reach = (struct reach_config){w->options.listen, w->options.xfer_listen, w->options.advertise};
     event_queue_init(&w->events, w->incarnation);

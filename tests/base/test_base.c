@@ -115,7 +115,7 @@ START_TEST(test_absence_counts_one_turn_of_a_long_gap_and_all_of_short_ones)
     struct clock c;
     struct absence a;
     clock_init_virtual(&c, 1000);
-    absence_init(&a, &c, TURN, NULL);
+    absence_init(&a, &c, TURN);
     ck_assert_uint_eq(absence_now(&a, 0), 1000);
     clock_advance(&c, TURN);
     ck_assert_uint_eq(absence_now(&a, 0), 1100); /* late, but not absent */
@@ -135,7 +135,7 @@ START_TEST(test_absence_is_not_what_the_thread_meant_to_sleep)
     struct clock c;
     struct absence a;
     clock_init_virtual(&c, 1000);
-    absence_init(&a, &c, TURN, NULL);
+    absence_init(&a, &c, TURN);
     clock_advance(&c, 5000);
     ck_assert_uint_eq(absence_now(&a, 6000), 6000);
     clock_advance(&c, 5000); /* stopped while it slept until 7000 */
@@ -152,7 +152,7 @@ START_TEST(test_absence_that_never_ends_still_lets_others_fall_silent)
     struct clock c;
     struct absence a;
     clock_init_virtual(&c, 0);
-    absence_init(&a, &c, TURN, NULL);
+    absence_init(&a, &c, TURN);
     uint64_t began = absence_now(&a, 0);
     for (int i = 0; i < 10; i++) {
         clock_advance(&c, 50 * TURN);
@@ -167,7 +167,7 @@ START_TEST(test_absence_counts_no_time_in_which_nothing_can_be_heard)
     struct clock c;
     struct absence a;
     clock_init_virtual(&c, 1000);
-    absence_init(&a, &c, TURN, NULL);
+    absence_init(&a, &c, TURN);
     clock_advance(&c, 60);
     absence_deaf(&a, true); /* the time before it counts */
     ck_assert_uint_eq(absence_now(&a, 0), 1060);
@@ -183,6 +183,30 @@ START_TEST(test_absence_counts_no_time_in_which_nothing_can_be_heard)
     ck_assert_uint_eq(absence_now(&a, 0), 1090);
     clock_advance(&c, 10 * TURN);
     ck_assert_uint_eq(absence_now(&a, 0), 1090 + TURN);
+}
+END_TEST
+
+START_TEST(test_absence_before_turns_begin_is_not_logged)
+{
+    struct clock c;
+    struct absence a;
+    char line[256] = "";
+    int fds[2];
+    ck_assert_int_eq(pipe2(fds, O_NONBLOCK), 0);
+    const struct log log = {.who = "test", .level = LOG_WARN, .fd = fds[1]};
+    clock_init_virtual(&c, 1000);
+    absence_init(&a, &c, TURN);
+    clock_advance(&c, 50 * TURN); /* a process opens */
+    absence_log(&a, &log);
+    clock_advance(&c, TURN);
+    absence_now(&a, 0);
+    ck_assert_int_eq(read(fds[0], line, sizeof(line) - 1), -1);
+    clock_advance(&c, 50 * TURN);
+    absence_now(&a, 0);
+    ck_assert_int_gt(read(fds[0], line, sizeof(line) - 1), 0);
+    ck_assert_ptr_nonnull(strstr(line, "stopped or starved"));
+    close(fds[0]);
+    close(fds[1]);
 }
 END_TEST
 
@@ -1062,6 +1086,7 @@ int main(void)
     tcase_add_test(t, test_absence_is_not_what_the_thread_meant_to_sleep);
     tcase_add_test(t, test_absence_counts_no_time_in_which_nothing_can_be_heard);
     tcase_add_test(t, test_absence_that_never_ends_still_lets_others_fall_silent);
+    tcase_add_test(t, test_absence_before_turns_begin_is_not_logged);
     tcase_add_test(t, test_virtual_clock_moves_only_when_told);
     tcase_add_test(t, test_mailbox_keeps_each_senders_order_and_loses_nothing);
     tcase_add_test(t, test_eventcount_wakes_who_waits_and_shows_what_was_written);

@@ -56,7 +56,7 @@ START_TEST(test_a_drain_is_told_again_to_a_worker_that_was_silent)
     drain("d1");
     expect_drain_told_again(p);
     p->heard_ns = 0;
-    absence_init(&router->absence, &router->clock, UINT64_MAX / 2, NULL);
+    absence_init(&router->absence, &router->clock, UINT64_MAX / 2);
     peer_tick(p, router_patience(router) + (uint64_t)router->options.silence_ms * NS_PER_MS + 1);
     ck_assert_int_eq(p->state, PEER_LOST);
     world_connect(p, 101);

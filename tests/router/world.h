@@ -124,7 +124,7 @@ static inline void world_open_with(const char *roles, const char *const *more)
         router_open(&options, &router, &e))
         ck_abort_msg("%s", e.text);
     clock_init_virtual(&router->clock, WORLD_START_NS);
-    absence_init(&router->absence, &router->clock, UINT64_MAX / 2, NULL); /* tests let time jump */
+    absence_init(&router->absence, &router->clock, UINT64_MAX / 2); /* tests let time jump */
     router->opened_ns = router->able_ns = WORLD_START_NS;
     router->ready = true; /* the workers have no blocks to tell */
     for (uint32_t i = 0; i < router->n_peers; i++)
