@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,8 +35,10 @@
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 /* Frames and records around a message; connections that are looked at each time; bytes without a call; bytes
- * of a call before a proof: of a message that is too long, but was not refused yet. */
+ * of a call before a proof: of a message that is too long, but was not refused yet; of a stranger's call: as
+ * many as gRPC takes of one that is held. */
 enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
+enum { STRANGERS_CALL_BYTES = 64 << 10, STRANGERS_WINDOW = 64 << 10 };
 /* Time between two looks at the connections that are held, and how many of these are looked at each time. */
 enum { HELD_MS = 5, HELD_LOOKS = 64 };
 #define NOISE_NS      (NS_PER_S / 2)
@@ -47,6 +50,7 @@ struct newcomer {                  /* accepted, and silent so far; or it has spo
     struct rpc_tls_link *tls; /* NULL: plain text */
     struct rpc_origin from;
     bool is_trusted; /* a proxy's */
+    bool is_narrow;  /* a stranger's: the kernel takes STRANGERS_WINDOW of it at a time */
     uint64_t until_ns;
     bool is_held;
 };
@@ -59,6 +63,7 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     bool is_used;     /* a call of it was answered */
     bool has_proved;  /* see rpc_door_proved() */
     bool is_trusted;  /* a proxy's: its calls are many clients' */
+    bool is_narrow;   /* see struct newcomer */
     uint64_t idle_ns; /* since when it has no call */
     struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
@@ -268,6 +273,7 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
         d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
                                                  .from = from,
                                                  .is_trusted = w->is_trusted,
+                                                 .is_narrow = w->is_narrow,
                                                  .peer = peer,
                                                  .local = local,
                                                  .idle_ns = now,
@@ -345,6 +351,19 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
     pthread_mutex_unlock(&d->lock);
 }
 
+static void set_window(int fd, int bytes)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &bytes, sizeof(bytes));
+}
+
+/* Whether its bytes are bounded as a stranger's; *n_floods_out: floods from there. Call under the lock. */
+static bool is_stranger(const struct rpc_door *d, struct rpc_origin from, uint64_t now, uint32_t *n_floods_out)
+{
+    *n_floods_out = 0;
+    return d->config.max_message_bytes && !d->config.must_prove &&
+           rpc_senders_is_stranger(&d->senders, from, now, n_floods_out);
+}
+
 static bool must_wait(struct rpc_door *d, struct rpc_origin from)
 {
     pthread_mutex_lock(&d->lock);
@@ -383,6 +402,61 @@ static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uin
     return is_flood;
 }
 
+/* ---------------------------------------------------------------------- bytes */
+
+/* What a connection may have sent that its calls do not explain: `few`, and `each` for each open call. */
+struct allowance {
+    uint64_t few, each;
+};
+static struct allowance allowance(const struct rpc_door *d, const struct connection *c, uint64_t now)
+{
+    uint32_t n_floods = 0;
+    uint64_t most = d->config.max_message_bytes;
+    most = most < NOISE_BYTES ? NOISE_BYTES : most;
+    if (d->config.must_prove && !c->has_proved)
+        return (struct allowance){NOISE_BYTES, UNPROVED_BYTES};
+    if (!is_stranger(d, c->from, now, &n_floods))
+        return (struct allowance){most, most};
+    uint64_t few = most >> n_floods, least = most < UNPROVED_BYTES ? most : UNPROVED_BYTES;
+    return (struct allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n_floods};
+}
+
+/* Whether a connection without calls has had these bytes for a while. */
+static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
+{
+    if (c->n_calls || bytes <= NOISE_BYTES || c->quiet_bytes != c->explained_bytes) {
+        c->quiet_bytes = c->explained_bytes;
+        c->quiet_ns = now;
+        return false;
+    }
+    return now - c->quiet_ns >= NOISE_NS;
+}
+
+/* Whether more has come than the connection's calls explain. Call under the lock. */
+static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint64_t now)
+{
+    struct rpc_flow flow;
+    if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
+        return false;
+    const struct allowance may = allowance(d, c, now);
+    uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
+    explained -= explained < c->surplus_bytes ? explained : c->surplus_bytes;
+    if (explained > flow.read_bytes + may.each)
+        c->surplus_bytes += explained - flow.read_bytes - may.each;
+    uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
+    bool is_much = bytes > may.few + may.each * c->n_calls;
+    return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
+}
+
+/* A stranger's connection is looked at before each of its calls, too. Call under the lock. */
+static bool is_strangers_flood(const struct rpc_door *d, struct connection *c, uint64_t now)
+{
+    uint32_t n_floods = 0;
+    return is_stranger(d, c->from, now, &n_floods) && is_unexplained(d, c, now);
+}
+
+/* ---------------------------------------------------------------------- calls */
+
 /* More calls are under way than are taken and answered, and this connection has more than its part of
  * them. */
 static bool holds_too_many(struct rpc_door *d, const struct connection *c)
@@ -394,6 +468,7 @@ static bool holds_too_many(struct rpc_door *d, const struct connection *c)
            c->n_calls > d->n_calls / n_open / 2;
 }
 
+static const char UNEXPLAINED[] = "connection closed: it sends bytes that belong to no call";
 static const char GIVEN_UP[] = "connection closed: it opens calls and gives them up";
 
 /* Its client has closed the connection. gRPC tells calls first. */
@@ -407,15 +482,19 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
     uint64_t cookie = 0;
     const char *why = NULL;
     struct rpc_origin from = {0};
+    uint64_t now = clock_now(&d->clock);
     pthread_mutex_lock(&d->lock);
     if (fd >= 0 && (uint32_t)fd < d->cap_connections && d->connections[fd].cookie) {
         struct connection *c = &d->connections[fd];
         from = c->from;
         if (holds_too_many(d, c)) {
             why = "connection closed: it opens calls faster than they can be answered";
-            end_flood(d, c, clock_now(&d->clock));
+            end_flood(d, c, now);
+        } else if (is_strangers_flood(d, c, now)) {
+            why = UNEXPLAINED;
+            end_flood(d, c, now);
         } else if (has_left(c)) {
-            if (wasted(d, c, RPC_WASTE_YOUNG, clock_now(&d->clock)))
+            if (wasted(d, c, RPC_WASTE_YOUNG, now))
                 why = GIVEN_UP;
         } else {
             cookie = c->cookie;
@@ -464,8 +543,12 @@ void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection)
 {
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
-    if (c && c->cookie == connection)
+    if (c && c->cookie == connection) {
         rpc_senders_answered(&d->senders, c->from, clock_now(&d->clock));
+        if (c->is_narrow && cookie_of(c->wire_fd) == c->wire_cookie)
+            set_window(c->wire_fd, INT_MAX);
+        c->is_narrow = false;
+    }
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -496,50 +579,25 @@ void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t le
     pthread_mutex_unlock(&d->lock);
 }
 
-void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection)
+void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_refused)
 {
+    uint32_t n_floods = 0;
     uint64_t now = clock_now(&d->clock);
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
-        double bytes = (double)c->unread_bytes + (double)(now - c->unread_ns) * 1e-9 * RPC_UNREAD_BYTES;
-        c->unread_bytes = bytes < RPC_UNREAD_BYTES ? (uint64_t)bytes : RPC_UNREAD_BYTES;
+        bool is_doubtful = !was_refused && is_stranger(d, c->from, now, &n_floods);
+        uint32_t most = is_doubtful ? RPC_DOUBTFUL_BYTES : RPC_UNREAD_BYTES;
+        double bytes = (double)c->unread_bytes + (double)(now - c->unread_ns) * 1e-9 * most;
+        c->unread_bytes = bytes < most ? (uint64_t)bytes : most;
         c->unread_ns = now;
         uint64_t n = d->config.max_message_bytes;
         n = n < c->unread_bytes ? n : c->unread_bytes;
         c->unread_bytes -= n;
         c->explained_bytes += n;
+        c->explained_bytes -= is_doubtful ? RPC_CALL_BYTES : 0;
     }
     pthread_mutex_unlock(&d->lock);
-}
-
-/* Whether a connection without calls has had these bytes for a while. */
-static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
-{
-    if (c->n_calls || bytes <= NOISE_BYTES || c->quiet_bytes != c->explained_bytes) {
-        c->quiet_bytes = c->explained_bytes;
-        c->quiet_ns = now;
-        return false;
-    }
-    return now - c->quiet_ns >= NOISE_NS;
-}
-
-/* Whether more has come than the connection's calls explain. Call under the lock. */
-static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint64_t now)
-{
-    struct rpc_flow flow;
-    if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
-        return false;
-    bool is_unproved = d->config.must_prove && !c->has_proved;
-    uint64_t most = is_unproved ? UNPROVED_BYTES : d->config.max_message_bytes;
-    most = most < NOISE_BYTES ? NOISE_BYTES : most;
-    uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
-    explained -= c->surplus_bytes;
-    if (explained > flow.read_bytes + most)
-        c->surplus_bytes += explained - flow.read_bytes - most;
-    uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
-    bool is_much = bytes > (is_unproved ? NOISE_BYTES : most) + most * c->n_calls;
-    return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 
 /* Closes the connections on which more came than their calls explain, if it is time to look; returns ms until
@@ -569,7 +627,7 @@ static int look_at_flows(struct rpc_door *d)
         d->look_ns = now + RPC_LOOK_MS * NS_PER_MS;
     }
     if (has_cut)
-        warn(d, from, "connection closed: it sends bytes that belong to no call");
+        warn(d, from, UNEXPLAINED);
     return (int)((d->look_ns - now) / NS_PER_MS) + 1;
 }
 
@@ -757,10 +815,17 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
         drop_late(d, TAILQ_FIRST(&d->waiting));
     }
     set_options(d, fd);
+    uint32_t n_floods;
+    pthread_mutex_lock(&d->lock);
+    bool is_narrow = is_stranger(d, origin, clock_now(&d->clock), &n_floods);
+    pthread_mutex_unlock(&d->lock);
+    if (is_narrow)
+        set_window(fd, STRANGERS_WINDOW);
     struct newcomer *w = mem_zalloc(sizeof(*w));
     *w = (struct newcomer){.fd = fd,
                            .from = origin,
                            .is_trusted = is_trusted,
+                           .is_narrow = is_narrow,
                            .until_ns = clock_now(&d->clock) + RPC_HANDSHAKE_MS * NS_PER_MS};
     TAILQ_INSERT_TAIL(&d->waiting, w, in_door);
     atomic_fetch_add(&d->n_waiting, 1);

@@ -108,6 +108,12 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * one that has to prove itself first gets that at once, and 256 KiB for each call. What was not used is
  * not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
+ * A stranger is an address from which no call of a method with a queue was answered so far. It gets one
+ * message for itself and 64 KiB for each call that is under way, half as much after each flood that is
+ * remembered (of the message at least 256 KiB). The door looks before each of its calls, too, and the kernel
+ * takes 64 KiB of it at a time: gRPC reads up to 4 MiB at once, which may be fifteen thousand frames that are
+ * wrong, and each is an error with its time as text.
+ *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
  */
@@ -119,11 +125,11 @@ void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection);
 bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection);
 /* With must_prove: the client at the other end of the connection has proved itself. */
 void rpc_door_proved(struct rpc_door *d, int fd, uint64_t connection);
-/* A call ends whose message was not read, because it was refused or given up: as much as one message may
- * have come, of all such calls of a connection RPC_UNREAD_BYTES in a second. Call it before
- * rpc_door_call_end(). */
-enum { RPC_UNREAD_BYTES = 16 << 20 };
-void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection);
+/* A call ends whose message was not read, because this process refused it, or its client gave it up: as much
+ * as one message may have come, of all such calls of a connection RPC_UNREAD_BYTES in a second; of those that
+ * a stranger gave up RPC_DOUBTFUL_BYTES. Call it before rpc_door_call_end(). */
+enum { RPC_UNREAD_BYTES = 16 << 20, RPC_DOUBTFUL_BYTES = 256 << 10 };
+void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_refused);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);

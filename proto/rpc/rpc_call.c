@@ -275,7 +275,7 @@ static uint32_t call_waste(const struct rpc_call *call)
 static void call_release(struct rpc_call *call)
 {
     if (call->door && !call->n_received)
-        rpc_door_unread(call->door, call->fd, call->connection);
+        rpc_door_unread(call->door, call->fd, call->connection, !call->recv_cancelled || call->aborted);
     if (call->door && call->has_queue && !call->recv_cancelled && call->finish_code == RPC_OK)
         rpc_door_answered(call->door, call->fd, call->connection);
     if (call->door)

@@ -56,12 +56,13 @@ bool rpc_waste_add(struct rpc_waste *w, uint32_t n, uint64_t now_ns)
     return is_much;
 }
 
-static struct rpc_sender *find(struct rpc_senders *s, struct rpc_origin from)
+/* RPC_SENDERS: it is not in the table. */
+static int find(const struct rpc_senders *s, struct rpc_origin from)
 {
-    for (int i = 0; i < RPC_SENDERS && from.key; i++)
-        if (s->all[i].from.key == from.key)
-            return &s->all[i];
-    return NULL;
+    int i = 0;
+    while (i < RPC_SENDERS && !(from.key && s->all[i].from.key == from.key))
+        i++;
+    return i;
 }
 
 /* Whether a makes room before b. */
@@ -74,12 +75,13 @@ static bool goes_first(const struct rpc_sender *a, const struct rpc_sender *b, u
 /* NULL: it is no address. */
 static struct rpc_sender *take(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
 {
-    struct rpc_sender *found = find(s, from);
+    int i = find(s, from);
+    struct rpc_sender *found = i < RPC_SENDERS ? &s->all[i] : NULL;
     if (!from.key)
         return NULL;
     if (!found) {
         found = &s->all[0];
-        for (int i = 1; i < RPC_SENDERS; i++)
+        for (i = 1; i < RPC_SENDERS; i++)
             if (goes_first(&s->all[i], found, now_ns))
                 found = &s->all[i];
         *found = (struct rpc_sender){.from = from, .n_credit = RPC_CREDIT_FIRST};
@@ -114,8 +116,8 @@ void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t n
 
 bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
 {
-    const struct rpc_sender *it = find(s, from);
-    return it && it->until_ns > now_ns;
+    int i = find(s, from);
+    return i < RPC_SENDERS && s->all[i].until_ns > now_ns;
 }
 
 /* When the next call begins if `rate` a second do, after as many as take at_once_ns. */
@@ -150,6 +152,17 @@ uint64_t rpc_senders_credit(struct rpc_senders *s, struct rpc_origin from, uint6
 void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
 {
     struct rpc_sender *it = take(s, from, now_ns);
-    if (it && it->n_credit < RPC_CREDIT_MOST)
+    if (!it)
+        return;
+    it->was_answered = true;
+    if (it->n_credit < RPC_CREDIT_MOST)
         it->n_credit += RPC_CREDIT_EACH;
+}
+
+bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns,
+                             uint32_t *n_floods_out)
+{
+    int i = find(s, from);
+    *n_floods_out = i < RPC_SENDERS ? n_floods(&s->all[i], now_ns) : 0;
+    return from.key && (i == RPC_SENDERS || !s->all[i].was_answered);
 }

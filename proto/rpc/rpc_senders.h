@@ -55,6 +55,7 @@ struct rpc_sender {
     uint32_t n_before; /* floods that were remembered when the last one came */
     uint64_t paced_ns; /* the paced calls so far take until then, one after the other */
     uint32_t n_credit; /* calls that begin at once */
+    bool was_answered; /* a call from there */
 };
 struct rpc_senders {
     struct rpc_sender all[RPC_SENDERS];
@@ -81,3 +82,7 @@ uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_
 uint64_t rpc_senders_credit(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
 /* A call from there was answered. */
 void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
+/* Whether no call from there was answered so far; false for no address. Tells how many floods from there are
+ * remembered. */
+bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns,
+                             uint32_t *n_floods_out);

@@ -405,6 +405,43 @@ START_TEST(test_door_bounds_what_comes_before_a_proof)
 }
 END_TEST
 
+/* Makes calls that send many bytes and end without a message, from an address of which a call was answered,
+ * or none. Returns how many began. */
+static int calls_without_a_message(bool was_answered)
+{
+    enum { BYTES = 60000, CALLS_MOST = 40 };
+    static char bytes[BYTES];
+    char listen[64];
+    ck_assert(echo_own_address(listen, sizeof(listen)));
+    open_door_as((struct rpc_door_config){.listen = listen, .max_message_bytes = 1 << 16});
+    int fd = greet(), n_begun = 0;
+    uint64_t connection = rpc_door_call_begin(door, taken[0]);
+    if (was_answered)
+        rpc_door_answered(door, taken[0], connection);
+    rpc_door_call_end(door, taken[0], connection, 0);
+    for (; n_begun < CALLS_MOST && (connection = rpc_door_call_begin(door, taken[0])); n_begun++) {
+        if (send(fd, bytes, BYTES, MSG_NOSIGNAL) != BYTES)
+            break;
+        for (ssize_t got = 0, n = 1; got < BYTES && n > 0; got += n)
+            n = recv(taken[0], bytes, BYTES, 0);
+        rpc_door_unread(door, taken[0], connection, false);
+        rpc_door_call_end(door, taken[0], connection, 1);
+    }
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, n_begun < CALLS_MOST);
+    ck_assert_int_eq(is_closed(fd), n_begun < CALLS_MOST);
+    close(fd);
+    close_door();
+    return n_begun;
+}
+
+START_TEST(test_door_takes_less_without_a_message_from_strangers)
+{
+    ck_assert_int_eq(calls_without_a_message(true), 40);
+    int n = calls_without_a_message(false);
+    ck_assert_msg(n > 4 && n < 20, "%d", n); /* 256 KiB, one message, and what is under way */
+}
+END_TEST
+
 enum { NEW = 2 };
 
 static void open_door_with_new(void)
@@ -613,6 +650,8 @@ int main(void)
         {"test_door_bounds_no_address_of_a_trusted_proxy", test_door_bounds_no_address_of_a_trusted_proxy},
         {"test_door_counts_those_that_leave_while_they_are_held",
          test_door_counts_those_that_leave_while_they_are_held},
+        {"test_door_takes_less_without_a_message_from_strangers",
+         test_door_takes_less_without_a_message_from_strangers},
         {"test_door_closes_with_connections_that_are_held", test_door_closes_with_connections_that_are_held}};
     bool is_there = echo_own_address(address, sizeof(address));
     for (size_t i = 0; i < sizeof(THERE) / sizeof(THERE[0]); i++)

@@ -166,6 +166,23 @@ START_TEST(test_calls_of_an_address_are_held_until_others_were_answered)
 }
 END_TEST
 
+START_TEST(test_an_address_is_a_strangers_until_a_call_is_answered)
+{
+    struct rpc_origin a = origin("10.0.0.1"), here = origin("127.0.0.1");
+    uint32_t n = 9;
+    ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == 0);
+    rpc_senders_credit(&senders, a, now);
+    ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == 0);
+    for (uint32_t i = 1; i < 4; i++) {
+        rpc_senders_flood(&senders, a, now);
+        ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == i);
+    }
+    rpc_senders_answered(&senders, a, now);
+    ck_assert(!rpc_senders_is_stranger(&senders, a, now, &n) && n == 3);
+    ck_assert(!rpc_senders_is_stranger(&senders, here, now, &n) && n == 0);
+}
+END_TEST
+
 START_TEST(test_after_a_flood_less_waste_is_one)
 {
     struct rpc_origin a = origin("10.0.0.1");
@@ -190,6 +207,7 @@ int main(void)
     tcase_add_test(tc, test_calls_are_paced);
     tcase_add_test(tc, test_calls_of_an_address_are_held_until_others_were_answered);
     tcase_add_test(tc, test_after_a_flood_less_waste_is_one);
+    tcase_add_test(tc, test_an_address_is_a_strangers_until_a_call_is_answered);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }
