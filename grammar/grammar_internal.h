@@ -181,6 +181,7 @@ struct gr_trie_node {
 uint64_t gr_kind_of(uint8_t byte);
 struct grammar_vocab {
     struct gr_trie_node *nodes; /* [0]: the root */
+    uint32_t beginnings[256];   /* the root's child by its byte; 0: none */
     uint32_t *tokens;           /* sorted by their bytes */
     uint32_t n_nodes, n_tokens, n_listed, longest;
     uint32_t *starts; /* of each token in bytes; one more at the end */

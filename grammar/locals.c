@@ -58,6 +58,7 @@ static void locals_grow(struct gr_cache *c)
     c->cap_locals = c->cap_locals ? 2 * c->cap_locals : 64;
     c->locals = mem_resize(c->locals, c->cap_locals, sizeof(*c->locals));
     c->steps = mem_resize(c->steps, (size_t)c->cap_locals * c->n_classes, sizeof(*c->steps));
+    c->taken = mem_resize(c->taken, c->cap_locals, sizeof(*c->taken));
     c->flags = mem_resize(c->flags, c->cap_locals, sizeof(*c->flags));
 }
 
@@ -73,6 +74,7 @@ uint32_t gr_local_of(struct gr_cache *c, const struct gr_places *s)
     uint32_t i = c->n_locals++;
     c->locals[i] = (struct gr_local){.hash = h, .places = gr_places_copy(s)};
     c->flags[i] = (uint8_t)((s->n_stacks ? GR_GOES_ON : 0) | (s->is_done ? GR_MAY_END : 0));
+    gr_bytes_taken(c->program, s, c->taken[i]);
     gr_find_loop(c, i);
     for (uint32_t k = 0; k < c->n_classes; k++)
         c->steps[(size_t)i * c->n_classes + k] = (struct gr_mask_step){.to = GR_UNKNOWN};
@@ -108,6 +110,7 @@ static void part_free(struct gr_part *p)
     free(p->tokens);
     free(p->bits);
     free(p->exits);
+    gr_merged_free(p->below);
     free(p);
 }
 
@@ -145,6 +148,7 @@ void gr_cache_open(struct gr_cache *c, const struct grammar_vocab *vocab, const 
     make_classes(c);
     table_grow(c);
     c->path = mem_array((size_t)vocab->longest + 1, sizeof(*c->path));
+    c->merged_path = mem_array((size_t)vocab->longest + 1, sizeof(*c->merged_path));
 }
 
 void gr_cache_close(struct gr_cache *c)
@@ -157,8 +161,10 @@ void gr_cache_close(struct gr_cache *c)
     free(c->locals);
     free(c->steps);
     free(c->flags);
+    free(c->taken);
     free(c->table);
     free(c->path);
+    free(c->merged_path);
 }
 
 struct gr_shared *gr_shared_open(const struct grammar_vocab *v)

@@ -73,12 +73,12 @@ static struct cut cut(struct gr_cache *c, const struct gr_frame *stack, uint32_t
     return (struct cut){c, gr_local_of(c, &one), base};
 }
 
-/* Walks on from these nodes, at which all frames from n on have ended. */
-static void walk_up(struct gr_cache *c, const struct gr_frame *stack, uint32_t n, const uint32_t *nodes,
-                    uint32_t n_nodes, uint32_t *words)
+/* Walks on from the exits of a part, at which all frames from n on have ended. */
+static void walk_up(struct gr_cache *c, const struct gr_frame *stack, uint32_t n, const struct gr_part *part,
+                    uint32_t *words)
 {
     struct gr_places below = {0};
-    if (!n || !n_nodes)
+    if (!n || !part->n_exits)
         return; /* nothing is left that could go on */
     gr_close(c->program, stack, n, &below);
     c->n_nodes += GR_NODES_A_UNIT * below.n_units;
@@ -86,13 +86,13 @@ static void walk_up(struct gr_cache *c, const struct gr_frame *stack, uint32_t n
         const struct gr_frame *other = below.frames + below.stacks[i].at;
         struct gr_walk w = {.words = words};
         struct cut at = cut(c, other, below.stacks[i].n);
-        for (uint32_t k = 0; k < n_nodes; k++)
-            gr_walk_below(at.cache, nodes[k], at.local, &w);
+        gr_walk_exits(at.cache, part, at.local, &w);
         if (at.cache->is_common) {
             c->n_nodes += at.cache->n_nodes;
             at.cache->n_nodes = 0;
         }
-        walk_up(c, other, at.base, w.exits, w.n_exits, words);
+        const struct gr_part rest = {.exits = w.exits, .n_exits = w.n_exits};
+        walk_up(c, other, at.base, &rest, words);
         free(w.exits);
     }
     gr_places_free(&below);
@@ -124,7 +124,7 @@ static bool make(struct gr_cache *c, const struct gr_places *now, uint32_t *word
     c->n_nodes = n_nodes;
     for (uint32_t i = 0; i < now->n_stacks && !gr_is_too_much(c); i++) {
         add_part(parts[i], n_words, words);
-        walk_up(c, now->frames + now->stacks[i].at, bases[i], parts[i]->exits, parts[i]->n_exits, words);
+        walk_up(c, now->frames + now->stacks[i].at, bases[i], parts[i], words);
     }
     return !gr_is_too_much(c);
 }

@@ -1,6 +1,6 @@
 /*
  * Masks: the walk over the vocabulary's trie, in parts that are kept. locals.c has the local places, walks.c
- * the parts, masks.c the masks.
+ * the parts, merged.c what comes below their ends, masks.c the masks.
  *
  * A *local* place is a set of stacks above the rule that was entered last (gr_frame.is_base), without what is
  * below. Local places and their steps by byte are kept like the states of a DFA that is made on demand. The
@@ -25,10 +25,28 @@ enum { GR_GOES_ON = 1, GR_MAY_END = 2, GR_LOOPS = 4 }; /* of a local place */
 /* A frame that is compared or copied (gr_places.n_units) counts as GR_NODES_A_UNIT nodes of the trie. */
 enum { GR_NODES_A_UNIT = 16, GR_WHOLES = 128 }; /* GR_WHOLES: masks that are kept */
 
+/*
+ * What comes below the exits of a part, as one trie: a string ends in hundreds of nodes, and the same few
+ * bytes may follow each. Made once for parts that all schemas have.
+ */
+struct gr_merged_node {
+    uint8_t byte;
+    uint16_t depth;                   /* 1: one byte behind an exit */
+    uint32_t end;                     /* behind the last node below this one */
+    uint32_t first_origin, n_origins; /* nodes of the vocabulary's trie */
+    uint32_t first_token, n_tokens;   /* ids of the tokens that end at them */
+};
+struct gr_merged {
+    struct gr_merged_node *nodes;
+    uint32_t *origins, *tokens;
+    uint32_t n_nodes, n_origins, n_tokens, cap_nodes, cap_origins, cap_tokens;
+};
+
 struct gr_part {
     uint32_t *tokens, n_tokens; /* ids, if they are few */
     uint32_t *bits;             /* else a mask; NULL: they are few */
     uint32_t *exits, n_exits;   /* nodes that have children */
+    struct gr_merged *below;    /* of them; NULL: they are few, or of one schema alone */
     uint64_t n_nodes;           /* work; above the cache's `most`: the walk did not come to its end */
 };
 
@@ -75,16 +93,17 @@ struct gr_cache {
     uint32_t n_classes;
     pthread_mutex_t lock; /* guards the rest */
     struct gr_local *locals;
-    struct gr_mask_step *steps; /* by local place, then by class of bytes */
-    uint8_t *flags;             /* GR_GOES_ON, GR_MAY_END, GR_LOOPS */
-    uint32_t walk;              /* number of the present one; the first is 1 */
-    uint64_t n_nodes, most;     /* work of the present one, and of any mask */
+    struct gr_mask_step *steps;      /* by local place, then by class of bytes */
+    uint64_t (*taken)[GR_SET_WORDS]; /* gr_bytes_taken() of each local place */
+    uint8_t *flags;                  /* GR_GOES_ON, GR_MAY_END, GR_LOOPS */
+    uint32_t walk;                   /* number of the present one; the first is 1 */
+    uint64_t n_nodes, most;          /* work of the present one, and of any mask */
     uint32_t n_locals, cap_locals;
     uint32_t *table, n_table; /* hash table of indexes + 1 */
     struct gr_whole *wholes;  /* by their hash; NULL: none yet */
     size_t bytes;
     struct gr_places scratch;
-    uint32_t *path; /* local place at each depth of a walk */
+    uint32_t *path, *merged_path; /* local place at each depth of a walk */
 };
 
 /* Rules that all schemas have (gr_json_init) and that call only each other: their states have the same
@@ -118,6 +137,8 @@ uint32_t gr_meet_step(struct gr_cache *c, uint32_t local, uint8_t byte);
 static inline uint32_t gr_local_step(struct gr_cache *c, uint32_t local, uint8_t byte)
 {
     const struct gr_mask_step *s = &c->steps[(size_t)local * c->n_classes + c->classes[byte]];
+    if (!(c->taken[local][byte / 64] >> byte % 64 & 1))
+        return GR_DEAD;
     return s->walk == c->walk ? s->to : gr_meet_step(c, local, byte);
 }
 
@@ -125,6 +146,8 @@ static inline uint32_t gr_local_step(struct gr_cache *c, uint32_t local, uint8_t
 void gr_begin_walk(struct gr_cache *c); /* from now on each step is met for the first time */
 /* Walks below `node`, at which the place is `local`. */
 void gr_walk_below(struct gr_cache *c, uint32_t node, uint32_t local, struct gr_walk *w);
+/* ...and below all exits of the part. */
+void gr_walk_exits(struct gr_cache *c, const struct gr_part *p, uint32_t local, struct gr_walk *w);
 const struct gr_part *gr_part_of(struct gr_cache *c, uint32_t local);
 /* Looks whether a new place is one of the shared rules', and loops there. */
 void gr_find_loop(struct gr_cache *c, uint32_t local);
@@ -135,6 +158,10 @@ static inline bool gr_is_too_much(const struct gr_cache *c)
 {
     return c->n_nodes > c->most;
 }
+
+/* merged.c */
+struct gr_merged *gr_merge(const struct grammar_vocab *v, const uint32_t *nodes, uint32_t n);
+void gr_merged_free(struct gr_merged *m);
 
 /* masks.c: as grammar_cursor_mask(), for a cursor at these places. */
 bool gr_mask(struct gr_cache *c, const struct gr_places *now, uint32_t *words);

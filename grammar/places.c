@@ -27,9 +27,11 @@ void gr_places_free(struct gr_places *s)
 uint64_t gr_places_hash(const struct gr_places *s)
 {
     uint64_t h = 0x9e3779b97f4a7c15ull + s->is_done;
-    const unsigned char *b = (const unsigned char *)s->frames;
-    for (size_t i = 0; i < s->n_frames * sizeof(*s->frames); i++)
-        h = (h ^ b[i]) * 0x100000001b3ull;
+    for (uint32_t i = 0; i < s->n_frames; i++) {
+        const struct gr_frame *f = &s->frames[i];
+        h = (h ^ f->data ^ (uint64_t)f->state << 33 ^ f->is_base) * 0xff51afd7ed558ccdull;
+        h ^= h >> 32;
+    }
     for (uint32_t i = 0; i < s->n_stacks; i++)
         h = (h ^ s->stacks[i].n) * 0x100000001b3ull;
     return h ^ h >> 29;
@@ -272,6 +274,27 @@ static void step_bytes(const struct gr_program *p, struct gr_frame *stack, uint3
         stack[n - 1].state = r->next;
         gr_close(p, stack, n, out);
         return; /* ranges of a state do not overlap */
+    }
+}
+
+static void add_range(uint64_t out[GR_SET_WORDS], uint8_t first, uint8_t last)
+{
+    for (unsigned b = first; b <= last; b++)
+        out[b / 64] |= 1ull << b % 64;
+}
+
+void gr_bytes_taken(const struct gr_program *p, const struct gr_places *from, uint64_t out[GR_SET_WORDS])
+{
+    memset(out, 0, GR_SET_WORDS * sizeof(*out));
+    for (uint32_t i = 0; i < from->n_stacks; i++) {
+        const struct gr_frame *top = from->frames + from->stacks[i].at + from->stacks[i].n - 1;
+        const struct gr_state *s = &p->states[top->state];
+        if (s->op == GR_OP_KEYS)
+            for (uint32_t node = p->keys[top->data].child; node; node = p->keys[node].sibling)
+                add_range(out, p->keys[node].byte, p->keys[node].byte);
+        else
+            for (uint32_t k = 0; k < s->b; k++)
+                add_range(out, p->ranges[s->a + k].first, p->ranges[s->a + k].last);
     }
 }
 

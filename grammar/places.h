@@ -30,5 +30,8 @@ void gr_close(const struct gr_program *p, const struct gr_frame *stack, uint32_t
 /* TD_ERR_UNSUPPORTED: a rule begins with itself, or has so many places at its beginning that it can't be
  * followed. */
 enum td_status gr_check_rules(const struct gr_program *p, struct td_error *e);
+/* The bytes after which there may be a place: bit byte % 64 of out[byte / 64]. */
+enum { GR_SET_WORDS = 4 };
+void gr_bytes_taken(const struct gr_program *p, const struct gr_places *from, uint64_t out[GR_SET_WORDS]);
 /* The places after the byte. out is cleared first. */
 void gr_step(const struct gr_program *p, const struct gr_places *from, uint8_t byte, struct gr_places *out);

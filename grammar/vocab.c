@@ -80,6 +80,8 @@ static void build_trie(struct grammar_vocab *v)
     for (; depth; depth--)
         v->nodes[open[depth]].end = v->n_nodes;
     v->nodes[0].end = v->n_nodes;
+    for (uint32_t i = 1; i < v->n_nodes; i = v->nodes[i].end)
+        v->beginnings[v->nodes[i].byte] = i;
     free(open);
 }
 

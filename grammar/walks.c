@@ -6,7 +6,8 @@
 
 /* ----------------------------------------------------------------------- walks */
 
-enum { LISTED_MOST = 1024, STAYS_LEAST = 16 }; /* tokens of a list; nodes */
+/* Tokens of a list; nodes; exits, and bytes of a token: merging calls itself for each byte. */
+enum { LISTED_MOST = 1024, STAYS_LEAST = 16, MERGED_LEAST = 16, MERGED_LONGEST = 4096 };
 
 static void list_to_words(const struct grammar_vocab *v, struct gr_walk *w)
 {
@@ -147,12 +148,62 @@ void gr_walk_below(struct gr_cache *c, uint32_t node, uint32_t local, struct gr_
     walk_nodes(c, node + 1, c->vocab->nodes[node].end, w);
 }
 
+/* The next byte of the set from `byte` on that tokens begin with; 256: none. */
+static uint32_t next_beginning(const struct grammar_vocab *v, const uint64_t *set, uint32_t byte)
+{
+    while (byte < 256 && !(set[byte / 64] >> byte % 64 & 1 && v->beginnings[byte]))
+        byte++;
+    return byte;
+}
+
+/* Where many tokens may be taken at once, each of the merged nodes is walked by itself. */
+static void walk_merged(struct gr_cache *c, const struct gr_merged *m, uint32_t local, struct gr_walk *w)
+{
+    const struct gr_trie_node *nodes = c->vocab->nodes;
+    uint32_t *path = c->merged_path;
+    path[0] = local;
+    for (uint32_t i = 0; i < m->n_nodes && !gr_is_too_much(c); c->n_nodes++) {
+        const struct gr_merged_node *n = &m->nodes[i];
+        uint32_t before = path[n->depth - 1], at = gr_local_step(c, before, n->byte);
+        const uint32_t *origins = m->origins + n->first_origin, *tokens = m->tokens + n->first_token;
+        if (at == GR_DEAD) {
+            i = n->end;
+            continue;
+        }
+        if (at == before || c->flags[at] & GR_LOOPS) {
+            for (uint32_t k = 0; k < n->n_origins; k++) {
+                c->path[nodes[origins[k]].depth - 1] = before;
+                walk_nodes(c, origins[k], nodes[origins[k]].end, w);
+            }
+            i = n->end;
+            continue;
+        }
+        for (uint32_t k = 0; k < n->n_tokens; k++)
+            meet(c->vocab, w, tokens[k]);
+        for (uint32_t k = 0; k < n->n_origins && c->flags[at] & GR_MAY_END; k++)
+            if (nodes[origins[k]].end > origins[k] + 1)
+                meet_exit(w, origins[k]);
+        path[n->depth] = at;
+        i = c->flags[at] & GR_GOES_ON ? i + 1 : n->end;
+    }
+}
+
+void gr_walk_exits(struct gr_cache *c, const struct gr_part *p, uint32_t local, struct gr_walk *w)
+{
+    if (p->below)
+        walk_merged(c, p->below, local, w);
+    for (uint32_t k = 0; k < p->n_exits && !p->below; k++)
+        gr_walk_below(c, p->exits[k], local, w);
+}
+
 /* The loop that the place comes to by letters, if more than a quarter of all tokens may begin here; NULL:
  * none. */
 static const struct gr_loop *main_loop(struct gr_cache *c, uint32_t local)
 {
     const struct grammar_vocab *v = c->vocab;
     uint32_t n = 0, at = local, end = 0;
+    if (gr_local_step(c, local, 'e') == GR_DEAD)
+        return NULL;
     for (uint32_t i = 1; i < v->n_nodes; i = v->nodes[i].end)
         if (gr_local_step(c, local, v->nodes[i].byte) != GR_DEAD) {
             uint32_t first = tokens_below(v, i, &end);
@@ -212,11 +263,15 @@ static void walk_from_loop(struct gr_cache *c, uint32_t local, const struct gr_l
 
 static void walk_all(struct gr_cache *c, uint32_t local, struct gr_walk *w)
 {
+    const struct grammar_vocab *v = c->vocab;
     const struct gr_loop *l = main_loop(c, local);
-    if (l)
+    if (l) {
         walk_from_loop(c, local, l, w);
-    else
-        gr_walk_below(c, 0, local, w);
+        return;
+    }
+    c->path[0] = local;
+    for (uint32_t b = 0; (b = next_beginning(v, c->taken[local], b)) < 256; b++)
+        walk_nodes(c, v->beginnings[b], v->nodes[v->beginnings[b]].end, w);
 }
 
 const struct gr_part *gr_part_of(struct gr_cache *c, uint32_t local)
@@ -228,7 +283,9 @@ const struct gr_part *gr_part_of(struct gr_cache *c, uint32_t local)
     uint64_t n_before = c->n_nodes; /* of a walk that comes upon a common rule */
     gr_begin_walk(c);
     walk_all(c, local, &w);
-    *p = (struct gr_part){w.ids, w.n_ids, w.words, w.exits, w.n_exits, c->n_nodes};
+    *p = (struct gr_part){w.ids, w.n_ids, w.words, w.exits, w.n_exits, NULL, c->n_nodes};
+    if (c->is_common && p->n_exits >= MERGED_LEAST && c->vocab->longest <= MERGED_LONGEST)
+        p->below = gr_merge(c->vocab, p->exits, p->n_exits);
     c->n_nodes = n_before;
     c->bytes += (w.cap_exits + w.cap_ids + (w.words ? grammar_mask_words(c->vocab) : 0)) * sizeof(uint32_t);
     c->locals[local].part = p;
