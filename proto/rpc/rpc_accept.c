@@ -35,14 +35,15 @@
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
 /* Frames and records around a message; connections that are looked at each time; bytes without a call; bytes
- * of a call before a proof: of a message that is too long, but was not refused yet; of a stranger's call: as
- * many as gRPC takes of one that is held. */
+ * of a call before a proof: of a message that is too long, but was not refused yet. */
 enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
-enum { STRANGERS_CALL_BYTES = 64 << 10, STRANGERS_WINDOW = 64 << 10 };
+/* Bytes of a stranger's call, as many as gRPC takes of one that is held; see narrow(). */
+enum { STRANGERS_CALL_BYTES = 64 << 10, STRANGERS_WINDOW = 16 << 10, STRANGERS_BUFFER = 64 << 10 };
 /* Time between two looks at the connections that are held, and how many of these are looked at each time. */
 enum { HELD_MS = 5, HELD_LOOKS = 64 };
-#define NOISE_NS      (NS_PER_S / 2)
-#define WARN_EVERY_NS (10 * NS_PER_S)
+#define NOISE_NS           (NS_PER_S / 2)
+#define STRANGERS_NOISE_NS (2 * NS_PER_MS)
+#define WARN_EVERY_NS      (10 * NS_PER_S)
 
 struct newcomer {                  /* accepted, and silent so far; or it has spoken, and is held */
     TAILQ_ENTRY(newcomer) in_door; /* in waiting or held */
@@ -50,7 +51,7 @@ struct newcomer {                  /* accepted, and silent so far; or it has spo
     struct rpc_tls_link *tls; /* NULL: plain text */
     struct rpc_origin from;
     bool is_trusted; /* a proxy's */
-    bool is_narrow;  /* a stranger's: the kernel takes STRANGERS_WINDOW of it at a time */
+    bool is_narrow;  /* a stranger's: the kernel takes STRANGERS_WINDOW of it at a time, from now on */
     uint64_t until_ns;
     bool is_held;
 };
@@ -60,10 +61,10 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     struct rpc_origin from;
     struct sockaddr_in6 peer, local; /* with TLS: its two ends, also of IPv4; else its socket knows them */
     uint32_t n_calls;
-    bool is_used;     /* a call of it was answered */
-    bool has_proved;  /* see rpc_door_proved() */
-    bool is_trusted;  /* a proxy's: its calls are many clients' */
-    bool is_narrow;   /* see struct newcomer */
+    bool is_used;    /* a call of it was answered */
+    bool has_proved; /* see rpc_door_proved() */
+    bool is_trusted; /* a proxy's: its calls are many clients' */
+    bool is_strangers;
     uint64_t idle_ns; /* since when it has no call */
     struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
@@ -81,9 +82,9 @@ struct rpc_door {
     char *path; /* of a unix socket; NULL */
     int listeners[LISTENERS_MAX], n_listeners;
     int epoll_fd, wake_fd, spare_fd;
-    uint64_t tick_ns, look_ns; /* when tick() and look_at_flows() are due */
-    uint32_t next_look;        /* connection that is looked at next, modulo their number */
-    uint64_t resume_ns;        /* nothing is accepted until then; 0: no pause */
+    uint64_t tick_ns, look_ns, full_look_ns; /* when tick() and look_at_flows() are due, at strangers' and all */
+    uint32_t next_look;                      /* connection that is looked at next, modulo their number */
+    uint64_t resume_ns;                      /* nothing is accepted until then; 0: no pause */
     /* The oldest first; used by the thread only. Held: too many of its address are new. */
     TAILQ_HEAD(newcomers, newcomer) waiting, held;
     uint32_t n_held;
@@ -243,6 +244,28 @@ static bool make_room(struct rpc_door *d, struct rpc_origin from)
     return count_from(d, from) < d->config.max_per_address || close_idle(d, from);
 }
 
+/* What the kernel takes of a connection before it is read. It raises the window again by itself if it may
+ * choose the buffer; the buffer has room for all that the first window let come. */
+static void narrow(int fd)
+{
+    int buffer = STRANGERS_BUFFER, window = STRANGERS_WINDOW;
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof(buffer));
+    setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &window, sizeof(window));
+}
+
+static void widen(int fd)
+{
+    int none = 0, window = INT_MAX;
+    setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &none, sizeof(none));
+    setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &window, sizeof(window));
+}
+
+/* Whether its bytes are bounded as a stranger's. Call under the lock. */
+static bool is_stranger(const struct rpc_door *d, struct rpc_origin from)
+{
+    return d->config.max_message_bytes && !d->config.must_prove && rpc_senders_is_stranger(&d->senders, from);
+}
+
 /* The connection has spoken the protocol: hands it on, or closes it at a bound. */
 static void hand_on(struct rpc_door *d, const struct newcomer *w)
 {
@@ -261,6 +284,11 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
         has_room = fd >= 0;
     }
     uint64_t now = clock_now(&d->clock);
+    bool is_strangers = is_stranger(d, from);
+    if (w->is_narrow && !is_strangers)
+        widen(outer);
+    if (is_strangers && d->look_ns > now + STRANGERS_NOISE_NS)
+        d->look_ns = now + STRANGERS_NOISE_NS;
     if (has_room && (uint32_t)fd >= d->cap_connections) {
         uint32_t cap = (uint32_t)fd * 2;
         d->connections = mem_resize(d->connections, cap, sizeof(*d->connections));
@@ -273,7 +301,7 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
         d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
                                                  .from = from,
                                                  .is_trusted = w->is_trusted,
-                                                 .is_narrow = w->is_narrow,
+                                                 .is_strangers = is_strangers,
                                                  .peer = peer,
                                                  .local = local,
                                                  .idle_ns = now,
@@ -351,19 +379,6 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
     pthread_mutex_unlock(&d->lock);
 }
 
-static void set_window(int fd, int bytes)
-{
-    setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &bytes, sizeof(bytes));
-}
-
-/* Whether its bytes are bounded as a stranger's; *n_floods_out: floods from there. Call under the lock. */
-static bool is_stranger(const struct rpc_door *d, struct rpc_origin from, uint64_t now, uint32_t *n_floods_out)
-{
-    *n_floods_out = 0;
-    return d->config.max_message_bytes && !d->config.must_prove &&
-           rpc_senders_is_stranger(&d->senders, from, now, n_floods_out);
-}
-
 static bool must_wait(struct rpc_door *d, struct rpc_origin from)
 {
     pthread_mutex_lock(&d->lock);
@@ -404,32 +419,34 @@ static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uin
 
 /* ---------------------------------------------------------------------- bytes */
 
-/* What a connection may have sent that its calls do not explain: `few`, and `each` for each open call. */
+/* What a connection may have sent that its calls do not explain: `few`, and `each` for each open call; and,
+ * for some time, `noise` if it has none. */
 struct allowance {
-    uint64_t few, each;
+    uint64_t few, each, noise, noise_ns;
 };
 static struct allowance allowance(const struct rpc_door *d, const struct connection *c, uint64_t now)
 {
-    uint32_t n_floods = 0;
     uint64_t most = d->config.max_message_bytes;
     most = most < NOISE_BYTES ? NOISE_BYTES : most;
     if (d->config.must_prove && !c->has_proved)
-        return (struct allowance){NOISE_BYTES, UNPROVED_BYTES};
-    if (!is_stranger(d, c->from, now, &n_floods))
-        return (struct allowance){most, most};
-    uint64_t few = most >> n_floods, least = most < UNPROVED_BYTES ? most : UNPROVED_BYTES;
-    return (struct allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n_floods};
+        return (struct allowance){NOISE_BYTES, UNPROVED_BYTES, NOISE_BYTES, NOISE_NS};
+    if (!c->is_strangers)
+        return (struct allowance){most, most, NOISE_BYTES, NOISE_NS};
+    uint32_t n = rpc_senders_floods(&d->senders, c->from, now);
+    uint64_t few = most >> n, least = most < UNPROVED_BYTES ? most : UNPROVED_BYTES;
+    return (struct allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n, NOISE_BYTES >> (n < 2 ? n : 2),
+                              STRANGERS_NOISE_NS};
 }
 
 /* Whether a connection without calls has had these bytes for a while. */
-static bool is_noise(struct connection *c, uint64_t bytes, uint64_t now)
+static bool is_noise(struct connection *c, const struct allowance *may, uint64_t bytes, uint64_t now)
 {
-    if (c->n_calls || bytes <= NOISE_BYTES || c->quiet_bytes != c->explained_bytes) {
+    if (c->n_calls || bytes <= may->noise || c->quiet_bytes != c->explained_bytes) {
         c->quiet_bytes = c->explained_bytes;
         c->quiet_ns = now;
         return false;
     }
-    return now - c->quiet_ns >= NOISE_NS;
+    return now - c->quiet_ns >= may->noise_ns;
 }
 
 /* Whether more has come than the connection's calls explain. Call under the lock. */
@@ -445,14 +462,20 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
         c->surplus_bytes += explained - flow.read_bytes - may.each;
     uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
     bool is_much = bytes > may.few + may.each * c->n_calls;
-    return (is_noise(c, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
+    return (is_noise(c, &may, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 
-/* A stranger's connection is looked at before each of its calls, too. Call under the lock. */
-static bool is_strangers_flood(const struct rpc_door *d, struct connection *c, uint64_t now)
+/* A call from there was answered: it is no stranger any more. Call under the lock. */
+static void welcome(struct rpc_door *d, struct rpc_origin from)
 {
-    uint32_t n_floods = 0;
-    return is_stranger(d, c->from, now, &n_floods) && is_unexplained(d, c, now);
+    for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
+        struct connection *c = &d->connections[fd];
+        if (!c->cookie || !c->is_strangers || c->from.key != from.key)
+            continue;
+        c->is_strangers = false;
+        if (cookie_of(c->wire_fd) == c->wire_cookie)
+            widen(c->wire_fd);
+    }
 }
 
 /* ---------------------------------------------------------------------- calls */
@@ -490,7 +513,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
         if (holds_too_many(d, c)) {
             why = "connection closed: it opens calls faster than they can be answered";
             end_flood(d, c, now);
-        } else if (is_strangers_flood(d, c, now)) {
+        } else if (c->is_strangers && is_unexplained(d, c, now)) {
             why = UNEXPLAINED;
             end_flood(d, c, now);
         } else if (has_left(c)) {
@@ -545,9 +568,8 @@ void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection)
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
         rpc_senders_answered(&d->senders, c->from, clock_now(&d->clock));
-        if (c->is_narrow && cookie_of(c->wire_fd) == c->wire_cookie)
-            set_window(c->wire_fd, INT_MAX);
-        c->is_narrow = false;
+        if (c->is_strangers)
+            welcome(d, c->from);
     }
     pthread_mutex_unlock(&d->lock);
 }
@@ -581,12 +603,11 @@ void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t le
 
 void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_refused)
 {
-    uint32_t n_floods = 0;
     uint64_t now = clock_now(&d->clock);
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection) {
-        bool is_doubtful = !was_refused && is_stranger(d, c->from, now, &n_floods);
+        bool is_doubtful = !was_refused && c->is_strangers;
         uint32_t most = is_doubtful ? RPC_DOUBTFUL_BYTES : RPC_UNREAD_BYTES;
         double bytes = (double)c->unread_bytes + (double)(now - c->unread_ns) * 1e-9 * most;
         c->unread_bytes = bytes < most ? (uint64_t)bytes : most;
@@ -600,31 +621,39 @@ void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_r
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Closes the connections on which more came than their calls explain, if it is time to look; returns ms until
- * it is the next time, or -1: nobody is connected. Of many connections it looks at some each time. */
+/* Closes the connections on which more came than their calls explain, if it is time to look, at all or at
+ * those of strangers; returns ms until it is the next time, or -1: nobody is connected. Of many connections
+ * it looks at some each time. */
 static int look_at_flows(struct rpc_door *d)
 {
     uint64_t now = clock_now(&d->clock);
     uint32_t n_looks = 0;
-    bool has_cut = false;
+    bool has_cut = false, is_full = now >= d->full_look_ns;
+    uint64_t next_ns;
     struct rpc_origin from = {0};
     if (!d->config.max_message_bytes || !atomic_load(&d->n_open))
         return -1;
     if (now >= d->look_ns) {
+        next_ns = d->full_look_ns = is_full ? now + RPC_LOOK_MS * NS_PER_MS : d->full_look_ns;
         pthread_mutex_lock(&d->lock);
         for (uint32_t i = 0; i < d->cap_connections && n_looks < LOOKS_A_TIME; i++) {
             struct connection *c = &d->connections[d->next_look++ % d->cap_connections];
-            n_looks += c->cookie != 0;
+            if (!c->cookie || (!is_full && !c->is_strangers))
+                continue;
+            n_looks++;
             if (is_unexplained(d, c, now)) {
                 from = c->from;
                 end_flood(d, c, now);
                 has_cut = true;
+            } else if (c->is_strangers) {
+                uint64_t ns = c->quiet_ns < now ? STRANGERS_NOISE_NS : RPC_STRANGERS_LOOK_MS * NS_PER_MS;
+                next_ns = now + ns < next_ns ? now + ns : next_ns;
             }
         }
         pthread_mutex_unlock(&d->lock);
-        if (d->config.look)
+        if (is_full && d->config.look)
             d->config.look(d->config.user);
-        d->look_ns = now + RPC_LOOK_MS * NS_PER_MS;
+        d->look_ns = next_ns;
     }
     if (has_cut)
         warn(d, from, UNEXPLAINED);
@@ -815,12 +844,11 @@ static void accepted(struct rpc_door *d, int fd, const struct sockaddr_storage *
         drop_late(d, TAILQ_FIRST(&d->waiting));
     }
     set_options(d, fd);
-    uint32_t n_floods;
     pthread_mutex_lock(&d->lock);
-    bool is_narrow = is_stranger(d, origin, clock_now(&d->clock), &n_floods);
+    bool is_narrow = is_stranger(d, origin);
     pthread_mutex_unlock(&d->lock);
     if (is_narrow)
-        set_window(fd, STRANGERS_WINDOW);
+        narrow(fd);
     struct newcomer *w = mem_zalloc(sizeof(*w));
     *w = (struct newcomer){.fd = fd,
                            .from = origin,

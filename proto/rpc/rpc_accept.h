@@ -108,16 +108,17 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * one that has to prove itself first gets that at once, and 256 KiB for each call. What was not used is
  * not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
- * A stranger is an address from which no call of a method with a queue was answered so far. It gets one
- * message for itself and 64 KiB for each call that is under way, half as much after each flood that is
- * remembered (of the message at least 256 KiB). The door looks before each of its calls, too, and the kernel
- * takes 64 KiB of it at a time: gRPC reads up to 4 MiB at once, which may be fifteen thousand frames that are
- * wrong, and each is an error with its time as text.
+ * A stranger is an address from which no call of a method with a queue was answered so far. Its connections
+ * get one message for themselves and 64 KiB for each call that is under way, half as much after each flood
+ * that is remembered (of the message at least 256 KiB); without a call 32 KiB, for 2 ms. The door looks at
+ * them 100 times a second and before each of their calls, and the kernel takes 16 KiB of them at a time:
+ * gRPC reads up to 4 MiB at once, which may be 30,000 calls that are reset, or frames that are wrong, each of
+ * which is an error with its time as text.
  *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
  */
-enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50 };
+enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50, RPC_STRANGERS_LOOK_MS = 10 };
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
 /* A call of a method with a queue was answered. */
 void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection);
@@ -134,12 +135,12 @@ void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_r
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);
 /*
- * waste: 0 for a call that was answered, or that was given up later than RPC_YOUNG_MS after it began. A
- * connection with more than RPC_WASTE_MOST in a second is closed, with those from its address that have been
- * open for a second without a call that was answered, and the address gets no other for a while, unless it is
- * this host's (rpc_senders.h; not for long, because others may be behind the same address). The waste of all
- * connections from an address counts together, too, with RPC_WASTE_UNUSED for each that ended without a call
- * that was answered.
+ * waste: 0 for a call that was answered (not with UNAUTHENTICATED), or that was given up later than
+ * RPC_YOUNG_MS after it began. A connection with more than RPC_WASTE_MOST in a second is closed, with those
+ * from its address that have been open for a second without a call that was answered, and the address gets no
+ * other for a while, unless it is this host's (rpc_senders.h; not for long, because others may be behind the
+ * same address). The waste of all connections from an address counts together, too, with RPC_WASTE_UNUSED for
+ * each that ended without a call that was answered.
  *
  * gRPC reads faster than calls are handled, and keeps some 9 KiB for each, also for those that were reset
  * meanwhile. So calls of a connection that was closed here, or by its client, are dropped unseen (call_begin

@@ -268,6 +268,8 @@ static uint32_t call_waste(const struct rpc_call *call)
         return RPC_WASTE_REFUSED;
     if (call->is_too_long)
         return RPC_WASTE_LONG;
+    if (call->finish_code == RPC_UNAUTHENTICATED)
+        return RPC_WASTE_GUESS;
     return call->recv_cancelled && rpc_now_ns() - call->opened_ns < RPC_YOUNG_MS * 1000000ull ? RPC_WASTE_YOUNG : 0;
 }
 

@@ -159,10 +159,14 @@ void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_
         it->n_credit += RPC_CREDIT_EACH;
 }
 
-bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns,
-                             uint32_t *n_floods_out)
+bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from)
 {
     int i = find(s, from);
-    *n_floods_out = i < RPC_SENDERS ? n_floods(&s->all[i], now_ns) : 0;
     return from.key && (i == RPC_SENDERS || !s->all[i].was_answered);
+}
+
+uint32_t rpc_senders_floods(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)
+{
+    int i = find(s, from);
+    return i < RPC_SENDERS ? n_floods(&s->all[i], now_ns) : 0;
 }

@@ -19,6 +19,7 @@ enum { RPC_FLOOD_WAIT_MS = 2000, RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLIN
 enum {                        /* how much counts */
        RPC_WASTE_LONG = 64,   /* a call whose headers are too long */
        RPC_WASTE_SILENT = 16, /* one without a request */
+       RPC_WASTE_GUESS = 16,  /* one whose key, or proof, is wrong */
        RPC_WASTE_YOUNG = 4,   /* one that is given up young */
        RPC_WASTE_REFUSED = 1, /* one that is refused because the calls of its method are too many */
        RPC_WASTE_UNUSED = 16, /* a connection without a call that was answered */
@@ -82,7 +83,6 @@ uint64_t rpc_senders_pace(struct rpc_senders *s, struct rpc_origin from, uint64_
 uint64_t rpc_senders_credit(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
 /* A call from there was answered. */
 void rpc_senders_answered(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns);
-/* Whether no call from there was answered so far; false for no address. Tells how many floods from there are
- * remembered. */
-bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns,
-                             uint32_t *n_floods_out);
+/* Whether no call from there was answered so far; false for no address. */
+bool rpc_senders_is_stranger(const struct rpc_senders *s, struct rpc_origin from);
+uint32_t rpc_senders_floods(const struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns); /* remembered */

@@ -434,6 +434,37 @@ static int calls_without_a_message(bool was_answered)
     return n_begun;
 }
 
+/* Calls that gRPC never hands over, because they were reset before. Not: a call that is under way; a
+ * connection that is no stranger's any more, whose bytes are noise only after half a second. */
+START_TEST(test_door_closes_strangers_that_send_much_without_a_call)
+{
+    enum { BYTES = 40000 };
+    static char bytes[BYTES];
+    char listen[64];
+    ck_assert(echo_own_address(listen, sizeof(listen)));
+    open_door_as((struct rpc_door_config){.listen = listen, .max_message_bytes = 1 << 20});
+    int fds[] = {greet(), greet(), greet()};
+    uint64_t calls[] = {0, rpc_door_call_begin(door, taken[1]), 0};
+    for (int i = 0; i < 3; i++) {
+        if (i == 2)
+            rpc_door_answered(door, taken[1], calls[1]);
+        ck_assert_int_eq(send(fds[i], bytes, BYTES, MSG_NOSIGNAL), BYTES);
+        for (ssize_t got = 0, n = 1; got < BYTES && n > 0; got += n)
+            n = recv(taken[i], bytes, BYTES, 0);
+        if (!i)
+            UNTIL(is_closed(fds[0]));
+    }
+    uint64_t begin = now_ns();
+    usleep(4 * RPC_STRANGERS_LOOK_MS * 1000);
+    bool is_noise = is_closed(fds[2]);
+    ck_assert(!is_closed(fds[1]) && (!is_noise || now_ns() - begin > NS_PER_S / 4));
+    ck_assert_uint_eq(rpc_door_stats(door).n_flood, 1 + is_noise);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
+    close_door();
+}
+END_TEST
+
 START_TEST(test_door_takes_less_without_a_message_from_strangers)
 {
     ck_assert_int_eq(calls_without_a_message(true), 40);
@@ -650,6 +681,8 @@ int main(void)
         {"test_door_bounds_no_address_of_a_trusted_proxy", test_door_bounds_no_address_of_a_trusted_proxy},
         {"test_door_counts_those_that_leave_while_they_are_held",
          test_door_counts_those_that_leave_while_they_are_held},
+        {"test_door_closes_strangers_that_send_much_without_a_call",
+         test_door_closes_strangers_that_send_much_without_a_call},
         {"test_door_takes_less_without_a_message_from_strangers",
          test_door_takes_less_without_a_message_from_strangers},
         {"test_door_closes_with_connections_that_are_held", test_door_closes_with_connections_that_are_held}};

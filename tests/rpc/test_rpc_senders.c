@@ -169,17 +169,15 @@ END_TEST
 START_TEST(test_an_address_is_a_strangers_until_a_call_is_answered)
 {
     struct rpc_origin a = origin("10.0.0.1"), here = origin("127.0.0.1");
-    uint32_t n = 9;
-    ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == 0);
+    ck_assert(rpc_senders_is_stranger(&senders, a));
     rpc_senders_credit(&senders, a, now);
-    ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == 0);
     for (uint32_t i = 1; i < 4; i++) {
         rpc_senders_flood(&senders, a, now);
-        ck_assert(rpc_senders_is_stranger(&senders, a, now, &n) && n == i);
+        ck_assert(rpc_senders_is_stranger(&senders, a) && rpc_senders_floods(&senders, a, now) == i);
     }
     rpc_senders_answered(&senders, a, now);
-    ck_assert(!rpc_senders_is_stranger(&senders, a, now, &n) && n == 3);
-    ck_assert(!rpc_senders_is_stranger(&senders, here, now, &n) && n == 0);
+    ck_assert(!rpc_senders_is_stranger(&senders, a) && rpc_senders_floods(&senders, a, now) == 3);
+    ck_assert(!rpc_senders_is_stranger(&senders, here) && !rpc_senders_floods(&senders, here, now));
 }
 END_TEST
 
