@@ -28,15 +28,16 @@
 #include "base/mem.h"
 #include "base/process.h"
 #include "base/thread.h"
+#include "proto/rpc/rpc_account.h"
 #include "proto/rpc/rpc_flow.h"
 #include "proto/rpc/rpc_senders.h"
 #include "proto/rpc/rpc_tls.h"
 
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
-/* Frames and records around a message; connections that are looked at each time; bytes without a call; bytes
- * of a call before a proof: of a message that is too long, but was not refused yet. */
-enum { MESSAGE_BYTES = 64, LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
+/* Connections that are looked at each time; bytes without a call; bytes of a call before a proof: of a
+ * message that is too long, but was not refused yet. */
+enum { LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
 /* Bytes of a stranger's call, as many as gRPC takes of one that is held; see narrow(). */
 enum { STRANGERS_CALL_BYTES = 64 << 10, STRANGERS_WINDOW = 16 << 10, STRANGERS_BUFFER = 64 << 10 };
 /* Time between two looks at the connections that are held, and how many of these are looked at each time. */
@@ -68,11 +69,8 @@ struct connection {  /* handed on; the index in rpc_door.connections is its desc
     uint64_t idle_ns; /* since when it has no call */
     struct rpc_waste waste;
     int wire_fd; /* what its client's bytes come from: with TLS not its own descriptor */
-    uint64_t wire_cookie, began_ns;
-    uint64_t explained_bytes;         /* by calls and messages: see rpc_door_message() */
-    uint64_t quiet_bytes, quiet_ns;   /* explained_bytes when it had no call and too many bytes, and since when */
-    uint64_t unread_bytes, unread_ns; /* bytes that calls with an unread message may still explain, as of then */
-    uint64_t surplus_bytes;           /* explained and never sent: it explains nothing later */
+    uint64_t wire_cookie;
+    struct rpc_account account; /* of its bytes: see rpc_door_message() */
 };
 
 struct rpc_door {
@@ -207,7 +205,7 @@ static bool are_many_new(struct rpc_door *d, struct rpc_origin from)
         if (!c->cookie || c->from.key != from.key)
             continue;
         n_used += c->is_used;
-        n_new += !c->is_used && now - c->began_ns < NS_PER_S && cookie_of((int)fd) == c->cookie;
+        n_new += !c->is_used && now - c->account.began_ns < NS_PER_S && cookie_of((int)fd) == c->cookie;
     }
     return n_new && n_new >= d->config.max_new * (1 + n_used);
 }
@@ -307,8 +305,7 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
                                                  .idle_ns = now,
                                                  .wire_fd = outer,
                                                  .wire_cookie = cookie_of(outer),
-                                                 .began_ns = now,
-                                                 .quiet_ns = now};
+                                                 .account = rpc_account_open(now)};
     }
     d->stats.n_refused += !has_room;
     pthread_mutex_unlock(&d->lock);
@@ -419,34 +416,18 @@ static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uin
 
 /* ---------------------------------------------------------------------- bytes */
 
-/* What a connection may have sent that its calls do not explain: `few`, and `each` for each open call; and,
- * for some time, `noise` if it has none. */
-struct allowance {
-    uint64_t few, each, noise, noise_ns;
-};
-static struct allowance allowance(const struct rpc_door *d, const struct connection *c, uint64_t now)
+static struct rpc_allowance allowance(const struct rpc_door *d, const struct connection *c, uint64_t now)
 {
     uint64_t most = d->config.max_message_bytes;
     most = most < NOISE_BYTES ? NOISE_BYTES : most;
     if (d->config.must_prove && !c->has_proved)
-        return (struct allowance){NOISE_BYTES, UNPROVED_BYTES, NOISE_BYTES, NOISE_NS};
+        return (struct rpc_allowance){NOISE_BYTES, UNPROVED_BYTES, NOISE_BYTES, NOISE_NS};
     if (!c->is_strangers)
-        return (struct allowance){most, most, NOISE_BYTES, NOISE_NS};
+        return (struct rpc_allowance){most, most, NOISE_BYTES, NOISE_NS};
     uint32_t n = rpc_senders_floods(&d->senders, c->from, now);
     uint64_t few = most >> n, least = most < UNPROVED_BYTES ? most : UNPROVED_BYTES;
-    return (struct allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n, NOISE_BYTES >> (n < 2 ? n : 2),
-                              STRANGERS_NOISE_NS};
-}
-
-/* Whether a connection without calls has had these bytes for a while. */
-static bool is_noise(struct connection *c, const struct allowance *may, uint64_t bytes, uint64_t now)
-{
-    if (c->n_calls || bytes <= may->noise || c->quiet_bytes != c->explained_bytes) {
-        c->quiet_bytes = c->explained_bytes;
-        c->quiet_ns = now;
-        return false;
-    }
-    return now - c->quiet_ns >= may->noise_ns;
+    return (struct rpc_allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n, NOISE_BYTES >> (n < 2 ? n : 2),
+                                  STRANGERS_NOISE_NS};
 }
 
 /* Whether more has come than the connection's calls explain. Call under the lock. */
@@ -455,14 +436,8 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     struct rpc_flow flow;
     if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
         return false;
-    const struct allowance may = allowance(d, c, now);
-    uint64_t explained = c->explained_bytes + flow.acked_bytes / 5 * 4 + (now - c->began_ns) / NS_PER_MS;
-    explained -= explained < c->surplus_bytes ? explained : c->surplus_bytes;
-    if (explained > flow.read_bytes + may.each)
-        c->surplus_bytes += explained - flow.read_bytes - may.each;
-    uint64_t bytes = flow.read_bytes > explained ? flow.read_bytes - explained : 0;
-    bool is_much = bytes > may.few + may.each * c->n_calls;
-    return (is_noise(c, &may, bytes, now) || is_much) && cookie_of(c->wire_fd) == c->wire_cookie;
+    const struct rpc_allowance may = allowance(d, c, now);
+    return rpc_account_is_over(&c->account, &flow, c->n_calls, &may, now) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 
 /* A call from there was answered: it is no stranger any more. Call under the lock. */
@@ -522,7 +497,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)
         } else {
             cookie = c->cookie;
             c->n_calls++;
-            c->explained_bytes += RPC_CALL_BYTES;
+            rpc_account_call(&c->account);
             d->n_calls++;
         }
     }
@@ -597,7 +572,7 @@ void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t le
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
     if (c && c->cookie == connection)
-        c->explained_bytes += 2 * len_bytes + MESSAGE_BYTES;
+        rpc_account_message(&c->account, len_bytes);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -606,18 +581,8 @@ void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_r
     uint64_t now = clock_now(&d->clock);
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
-    if (c && c->cookie == connection) {
-        bool is_doubtful = !was_refused && c->is_strangers;
-        uint32_t most = is_doubtful ? RPC_DOUBTFUL_BYTES : RPC_UNREAD_BYTES;
-        double bytes = (double)c->unread_bytes + (double)(now - c->unread_ns) * 1e-9 * most;
-        c->unread_bytes = bytes < most ? (uint64_t)bytes : most;
-        c->unread_ns = now;
-        uint64_t n = d->config.max_message_bytes;
-        n = n < c->unread_bytes ? n : c->unread_bytes;
-        c->unread_bytes -= n;
-        c->explained_bytes += n;
-        c->explained_bytes -= is_doubtful ? RPC_CALL_BYTES : 0;
-    }
+    if (c && c->cookie == connection)
+        rpc_account_unread(&c->account, d->config.max_message_bytes, !was_refused && c->is_strangers, now);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -646,7 +611,8 @@ static int look_at_flows(struct rpc_door *d)
                 end_flood(d, c, now);
                 has_cut = true;
             } else if (c->is_strangers) {
-                uint64_t ns = c->quiet_ns < now ? STRANGERS_NOISE_NS : RPC_STRANGERS_LOOK_MS * NS_PER_MS;
+                bool has_noise = rpc_account_has_noise(&c->account, now);
+                uint64_t ns = has_noise ? STRANGERS_NOISE_NS : RPC_STRANGERS_LOOK_MS * NS_PER_MS;
                 next_ns = now + ns < next_ns ? now + ns : next_ns;
             }
         }

@@ -101,12 +101,12 @@ enum { RPC_CALLS_LEAST = 64 };
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
 /*
  * A message of a call on the connection has come. The door looks 20 times a second how many bytes of each
- * connection this process has read, and closes one as a flood's that has sent more than its calls explain:
- * RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it acknowledges
- * pings and opens windows), 1 KB for each second, and one message of max_message_bytes for itself and for
- * each call that is under way. One that has no call gets 32 KiB instead of a message, after half a second;
- * one that has to prove itself first gets that at once, and 256 KiB for each call. What was not used is
- * not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
+ * connection this process has read, and closes one as a flood's that has sent more than its calls explain
+ * (rpc_account.h): RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it
+ * acknowledges pings and opens windows), 1 KB for each second, and one message of max_message_bytes for
+ * itself and for each call that is under way. One that has no call gets 32 KiB instead of a message, after
+ * half a second; one that has to prove itself first gets that at once, and 256 KiB for each call. What was
+ * not used is not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
  * A stranger is an address from which no call of a method with a queue was answered so far. Its connections
  * get one message for themselves and 64 KiB for each call that is under way, half as much after each flood
@@ -118,7 +118,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.
  */
-enum { RPC_CALL_BYTES = 32 << 10, RPC_LOOK_MS = 50, RPC_STRANGERS_LOOK_MS = 10 };
+enum { RPC_LOOK_MS = 50, RPC_STRANGERS_LOOK_MS = 10 };
 void rpc_door_message(struct rpc_door *d, int fd, uint64_t connection, size_t len_bytes);
 /* A call of a method with a queue was answered. */
 void rpc_door_answered(struct rpc_door *d, int fd, uint64_t connection);
@@ -127,9 +127,8 @@ bool rpc_door_has_left(struct rpc_door *d, int fd, uint64_t connection);
 /* With must_prove: the client at the other end of the connection has proved itself. */
 void rpc_door_proved(struct rpc_door *d, int fd, uint64_t connection);
 /* A call ends whose message was not read, because this process refused it, or its client gave it up: as much
- * as one message may have come, of all such calls of a connection RPC_UNREAD_BYTES in a second; of those that
- * a stranger gave up RPC_DOUBTFUL_BYTES. Call it before rpc_door_call_end(). */
-enum { RPC_UNREAD_BYTES = 16 << 20, RPC_DOUBTFUL_BYTES = 256 << 10 };
+ * as one message may have come, but of all such calls of a connection RPC_UNREAD_BYTES in a second, and
+ * RPC_DOUBTFUL_BYTES of the calls that a stranger gave up. Call it before rpc_door_call_end(). */
 void rpc_door_unread(struct rpc_door *d, int fd, uint64_t connection, bool was_refused);
 /* Both ends of the connection, as rpc_call_peer() and rpc_call_local() give them. */
 void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, size_t out_bytes);

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "echo.h"
 #include "proto/rpc/rpc_accept.h"
+#include "proto/rpc/rpc_account.h"
 #include "tests/tap.h"
 
 static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -405,6 +406,28 @@ START_TEST(test_door_bounds_what_comes_before_a_proof)
 }
 END_TEST
 
+/* What silent calls explained when they began is taken back, also if some of it is surplus by then. */
+START_TEST(test_an_account_takes_back_what_silent_calls_explained)
+{
+    const struct rpc_allowance may = {.few = 100 << 10, .each = 10 << 10, .noise = 1 << 20, .noise_ns = NS_PER_S};
+    uint64_t now = 1000 * NS_PER_S;
+    struct rpc_account a = rpc_account_open(now);
+    struct rpc_flow flow = {0};
+    for (int i = 0; i < 20; i++)
+        rpc_account_call(&a);
+    ck_assert(!rpc_account_is_over(&a, &flow, 20, &may, now)); /* nothing was sent: the rest is surplus */
+    for (int i = 0; i < 20; i++)
+        rpc_account_unread(&a, 0, true, now);
+    flow.read_bytes = may.few;
+    ck_assert(!rpc_account_is_over(&a, &flow, 0, &may, now));
+    flow.read_bytes++;
+    ck_assert(rpc_account_is_over(&a, &flow, 0, &may, now));
+    for (int i = 0; i < 20; i++) /* more than the surplus was */
+        rpc_account_call(&a);
+    ck_assert(!rpc_account_is_over(&a, &flow, 0, &may, now));
+}
+END_TEST
+
 /* Makes calls that send many bytes and end without a message, from an address of which a call was answered,
  * or none. Returns how many began. */
 static int calls_without_a_message(bool was_answered)
@@ -661,6 +684,7 @@ int main(void)
     tcase_add_test(tc, test_door_closes_who_makes_calls_for_nothing);
     tcase_add_test(tc, test_door_closes_those_whose_calls_do_not_end);
     tcase_add_test(tc, test_door_has_the_kernel_cut_who_reads_nothing);
+    tcase_add_test(tc, test_an_account_takes_back_what_silent_calls_explained);
     tcase_add_test(tc, test_door_takes_what_a_flood_has_sent);
     tcase_add_test(tc, test_door_bounds_what_comes_before_a_proof);
     tcase_add_test(tc, test_door_drops_the_calls_of_a_client_that_has_left);
