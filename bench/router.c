@@ -211,9 +211,29 @@ static enum td_status start_router(struct real *x, const char *model, struct td_
         snprintf(path, sizeof(path), "%s/../router/tandem-router", bin);
     snprintf(ready, sizeof(ready), "%d", fds[1]);
     setenv("TANDEM_READY_FD", ready, 1);
-    char *argv[] = {
-        path,         "--model", (char *)(uintptr_t)model, "--listen", "127.0.0.1:0",      "--log-level", "error",
-        "--stall-ms", "60s",     "--max-message-bytes",    "16M",      "--cluster-listen", "auto",        NULL};
+    /* Where others keep the machine busy, the figures are worse; no request fails for it. */
+    char *argv[] = {path,
+                    "--model",
+                    (char *)(uintptr_t)model,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--cluster-listen",
+                    "auto",
+                    "--log-level",
+                    "error",
+                    "--max-message-bytes",
+                    "16M",
+                    "--stall-ms",
+                    "60s",
+                    "--silence-ms",
+                    "60s",
+                    "--dispatch-ms",
+                    "60s",
+                    "--gone-ms",
+                    "60s",
+                    "--replan-burst",
+                    "100000",
+                    NULL};
     int failed = posix_spawn(&x->router, path, NULL, NULL, argv, environ);
     unsetenv("TANDEM_READY_FD");
     close(fds[1]);
@@ -341,11 +361,13 @@ static enum td_status ask_many(struct real *x, uint32_t n, uint32_t at_once, uin
     }
     wait_below(x, 0);
     *seconds_out = router_seconds(x) - before;
-    enum td_status s =
-        x->n_failed ? td_fail(e, TD_ERR_REFUSED, "%u of %u requests failed: %.200s", x->n_failed, n, asks[0]->error)
-                    : TD_OK;
-    for (uint32_t i = 0; i < n; i++)
+    enum td_status s = TD_OK;
+    for (uint32_t i = 0; i < n; i++) {
+        if (!s && asks[i]->code != RPC_OK)
+            s = td_fail(e, TD_ERR_REFUSED, "%u of %u requests failed, the first with: %.200s", x->n_failed, n,
+                        asks[i]->error);
         ask_free(asks[i]);
+    }
     free(asks);
     return s;
 }

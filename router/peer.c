@@ -106,7 +106,7 @@ static void connect_peer(struct peer *p)
     set_state(p, PEER_CONNECTING);
     p->heard_ns = router_patience(r);
     p->n_said = p->n_heard = p->heard = 0;
-    p->unheard_ns = 0;
+    p->hears = (struct progress_acks){0};
     p->taken = p->n_legs = 0;
     p->legs_told = p->stalled = false;
     p->progress = (struct progress){0};
@@ -196,6 +196,11 @@ void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m)
     m->number = ++p->n_said;
     if (p->call && rpc_call_send(p->call, &m->base) == TD_ERR_NO_SPACE)
         rpc_call_cancel(p->call); /* it does not read; on_end() will report it as gone */
+}
+
+uint32_t peer_n_sent(const struct peer *p)
+{
+    return p->n_said - (p->call ? rpc_call_n_queued(p->call) : 0);
 }
 
 /* Forgets its blocks, re-plans its requests, and only then takes it out of the scheduler. */
@@ -752,19 +757,6 @@ static void on_events(struct peer *p, ProtobufCBinaryData b)
     p->next_event = h.first_sequence + h.count;
 }
 
-/* Whether the worker receives our messages: those sent silence_ms ago must have arrived by now. */
-static bool is_heard(struct peer *p, uint32_t heard)
-{
-    uint64_t now = p->heard_ns, patience = (uint64_t)p->router->options.silence_ms * NS_PER_MS;
-    if (heard == p->n_said) {
-        p->unheard_ns = 0;
-    } else if (!p->unheard_ns || heard >= p->unheard) {
-        p->unheard_ns = now;
-        p->unheard = p->n_said;
-    }
-    return !p->unheard_ns || now < p->unheard_ns + patience;
-}
-
 /*
  * The worker makes no progress: its requests are re-planned. The stream stays, so the worker gets their
  * cancellations when it goes on. The breaker is tripped and the scheduler told first, so that no new plan
@@ -791,7 +783,7 @@ static void judge_progress(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
     const struct progress_report report = {.n_steps = l->steps_ended,
                                            .n_taken = l->taken,
-                                           .n_said = p->n_said,
+                                           .n_sent = peer_n_sent(p),
                                            .busy = l->busy,
                                            .expected_ms = l->step_expected_ms,
                                            .running_ms = l->step_running_ms};
@@ -869,7 +861,8 @@ static struct peer_load load_of(const Tandem__Worker__V1__Load *l)
 /* A heartbeat. */
 static void on_load(struct peer *p, const Tandem__Worker__V1__Load *l)
 {
-    if (!is_heard(p, l->heard)) {
+    if (progress_unacked_ms(&p->hears, l->heard, peer_n_sent(p), p->heard_ns) >=
+        (double)p->router->options.silence_ms) {
         end_stream(p, "it does not hear us");
         return;
     }

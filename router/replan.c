@@ -200,6 +200,8 @@ static void check_legs(struct request *q, uint64_t now, uint64_t patience)
     }
     prefill = is_unheard(q->prefill, &q->prefill_said);
     decode = is_unheard(q->decode, &q->decode_said);
+    if ((prefill && q->prefill_said > peer_n_sent(q->prefill)) || (decode && q->decode_said > peer_n_sent(q->decode)))
+        q->said_ns = now; /* it still waits in this process */
     if ((prefill || decode) && now > q->said_ns + patience)
         give_elsewhere(q, prefill, decode, "did not acknowledge");
 }

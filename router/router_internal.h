@@ -282,12 +282,10 @@ struct peer {
     bool is_passed_on;            /* somebody stands between: the worker is reached at another address */
     char reached[RPC_PEER_BYTES]; /* to what its last stream was made, IP:PORT; "" on a unix socket, or passed on */
     uint32_t n_said, n_heard;     /* number of the last message sent, received on this stream */
-    /* At unheard_ns this was n_said, and the worker had not received all of it. */
-    uint32_t unheard;
-    uint64_t unheard_ns; /* 0: the worker has received all messages */
-    uint32_t heard;      /* number of the last message that the worker has received, as it says */
-    uint32_t taken;      /* number of the last message that its engine has handled, as it says */
-    uint64_t *legs;      /* counters of the legs that the worker has, as it says; owned */
+    struct progress_acks hears;
+    uint32_t heard; /* number of the last message that the worker has received, as it says */
+    uint32_t taken; /* number of the last message that its engine has handled, as it says */
+    uint64_t *legs; /* counters of the legs that the worker has, as it says; owned */
     uint32_t n_legs;
     bool legs_told; /* legs was updated since the last replan_tick() */
     bool stalled;   /* its heartbeats go on, its steps do not */
@@ -638,6 +636,8 @@ void peer_tick(struct peer *p, uint64_t now);    /* now: router_patience() */
 /* If other routers use it and it was told another value. */
 void peer_tell_demand(struct peer *p, double queued_ms);
 void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* sets m->number */
+/* Number of the last message that has left this process: no worker is blamed for what waits here. */
+uint32_t peer_n_sent(const struct peer *p);
 
 bool peer_has_role(const struct router *r, enum worker_role role); /* a peer of the role can take work */
 /* It may get new work; now: by the clock. */

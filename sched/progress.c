@@ -25,21 +25,20 @@ void progress_measured(struct progress_past *p, const struct cost_model *m, cons
     p->late = fmax(p->late * LATE_FADES, late);
 }
 
-/* How long the oldest message has not been taken; later messages do not reset this time. */
-static double untaken_ms(struct progress *p, const struct progress_report *r, uint64_t now_ns)
+double progress_unacked_ms(struct progress_acks *a, uint32_t n_acked, uint32_t n_sent, uint64_t now_ns)
 {
-    if (r->n_taken == r->n_said) {
-        p->untaken_ns = 0;
-    } else if (!p->untaken_ns || r->n_taken >= p->untaken) {
-        p->untaken_ns = now_ns;
-        p->untaken = r->n_said;
-    }
-    return p->untaken_ns ? clock_ms_between(p->untaken_ns, now_ns) : 0;
+    if (n_acked >= n_sent)
+        a->since_ns = 0;
+    else if (!a->since_ns || n_acked != a->n_acked)
+        a->since_ns = now_ns;
+    a->n_acked = n_acked;
+    return a->since_ns ? clock_ms_between(a->since_ns, now_ns) : 0;
 }
 
 bool progress_judge(struct progress *p, const struct progress_report *r, uint64_t now_ns)
 {
-    double limit = PROGRESS_PATIENCE_MS + PROGRESS_TIMES * fmax(r->expected_ms, 0), waits = untaken_ms(p, r, now_ns);
+    double limit = PROGRESS_PATIENCE_MS + PROGRESS_TIMES * fmax(r->expected_ms, 0);
+    double waits = progress_unacked_ms(&p->taken, r->n_taken, r->n_sent, now_ns);
     bool moved = r->n_steps != p->n_steps || r->n_taken != p->n_taken || !p->moved_ns;
     bool owes = r->busy || r->expected_ms > 0;
     p->n_steps = r->n_steps;

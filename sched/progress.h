@@ -5,7 +5,8 @@
  * With each heartbeat the worker reports how many steps have ended, how many of the router's messages its
  * engine thread has taken, and how long the running step should take. A worker is stalled if it has something
  * to do and ends no step and takes no message for PROGRESS_PATIENCE_MS plus PROGRESS_TIMES times that
- * prediction. The router measures this by router_patience() (base/absence.h).
+ * prediction, or if it steps and takes none of the messages that wait. The router measures this by
+ * router_patience() (base/absence.h).
  *
  * The prediction is generous, because a slow worker that is taken for stalled loses its requests:
  * - Before PROGRESS_MEASURED steps of a kind were measured, the model is a guess. It counts PROGRESS_GUESS
@@ -42,19 +43,28 @@ void progress_measured(struct progress_past *p, const struct cost_model *m, cons
 
 struct progress_report {      /* from a heartbeat */
     uint64_t n_steps;         /* steps that have ended */
-    uint32_t n_taken, n_said; /* number of the last message taken by the engine, of the last one sent */
+    uint32_t n_taken, n_sent; /* number of the last message taken by the engine, of the last one sent */
     bool busy;                /* there is something to compute */
     double expected_ms;       /* expected duration of the running step; 0: none runs */
     double running_ms;        /* how long it has run */
 };
 
-struct progress { /* kept by the router; all zero: nothing was reported */
-    /*
-     * moved_ns: latest progress. untaken_ns: since when messages up to `untaken` wait to be taken; 0: none
-     * waits.
-     */
-    uint64_t n_steps, moved_ns, untaken_ns;
-    uint32_t n_taken, untaken;
+/*
+ * How long the other side has acknowledged none of the messages that it owes. Who acknowledges some, however
+ * slowly, lives: hundreds of messages at once take seconds where many processes share a core. That a single
+ * message is late is the leg's concern (router/replan.c).
+ */
+struct progress_acks { /* all zero: nothing was sent */
+    uint64_t since_ns; /* the latest acknowledgement, or when a first message was owed; 0: none is owed */
+    uint32_t n_acked;
+};
+/* n_acked, n_sent: numbers of the last one acknowledged, handed to the kernel. now_ns: any clock, not 0. */
+double progress_unacked_ms(struct progress_acks *a, uint32_t n_acked, uint32_t n_sent, uint64_t now_ns);
+
+struct progress {               /* kept by the router; all zero: nothing was reported */
+    uint64_t n_steps, moved_ns; /* moved_ns: latest progress */
+    uint32_t n_taken;
+    struct progress_acks taken;
 };
 
 /* False: the worker is stalled. The next report with progress makes it true again. */

@@ -526,9 +526,11 @@ START_TEST(test_rpc_message_larger_than_the_queue_is_taken_once)
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_OK);
     ck_assert_uint_ge(rpc_call_queued_bytes(call), sizeof(bytes));
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_ERR_NO_SPACE);
+    ck_assert_uint_eq(rpc_call_n_queued(call), 1);
     rpc_client_close(c);
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_ERR_CANCELLED);
     ck_assert_uint_eq(rpc_call_queued_bytes(call), 0);
+    ck_assert_uint_eq(rpc_call_n_queued(call), 0);
     rpc_call_unref(call);
     record_close(r);
 }

@@ -34,7 +34,7 @@ static double believed_ms(struct progress_report r)
 
 START_TEST(test_progress_of_a_running_step_is_waited_for_by_its_prediction)
 {
-    struct progress_report r = {.n_steps = 9, .n_taken = 5, .n_said = 5, .busy = true, .expected_ms = 10};
+    struct progress_report r = {.n_steps = 9, .n_taken = 5, .n_sent = 5, .busy = true, .expected_ms = 10};
     ck_assert_double_le(fabs(believed_ms(r) - 3050), 251);
     r.expected_ms = 20000; /* a step of 20 s that was predicted as 20 s */
     ck_assert_double_ge(believed_ms(r), 100000);
@@ -47,7 +47,7 @@ END_TEST
 
 START_TEST(test_progress_of_messages_that_nobody_takes_is_missed_in_an_idle_worker_and_in_one_that_steps)
 {
-    struct progress_report r = {.n_steps = 9, .n_taken = 5, .n_said = 6};
+    struct progress_report r = {.n_steps = 9, .n_taken = 5, .n_sent = 6};
     ck_assert_double_le(fabs(believed_ms(r) - 3000), 251);
     struct progress p = {0};
     uint64_t now = NS_PER_S;
@@ -56,18 +56,34 @@ START_TEST(test_progress_of_messages_that_nobody_takes_is_missed_in_an_idle_work
     for (int i = 0; i < 20 && moves; i++, now += 250 * NS_PER_MS) {
         moves = progress_judge(&p, &r, now);
         r.n_steps++;
-        r.n_said++; /* a later message does not make the first one younger */
+        r.n_sent++; /* a later message does not make the first one younger */
     }
     ck_assert(!moves);
-    r.n_taken = r.n_said;
+    r.n_taken = r.n_sent;
     ck_assert(progress_judge(&p, &r, now));
+}
+END_TEST
+
+/* A machine that many processes share: 600 messages came at once and are taken in ten seconds. */
+START_TEST(test_progress_of_messages_that_are_taken_slowly_is_progress)
+{
+    struct progress p = {0};
+    struct progress_report r = {.n_steps = 9, .n_taken = 400, .n_sent = 1000};
+    uint64_t now = NS_PER_S;
+    for (; r.n_taken < r.n_sent; r.n_taken += 15, now += 250 * NS_PER_MS)
+        ck_assert(progress_judge(&p, &r, now));
+    r.n_taken = r.n_sent - 1; /* the last one is not taken */
+    for (int i = 0; i < 12; i++, now += 250 * NS_PER_MS)
+        ck_assert(progress_judge(&p, &r, now));
+    now += 250 * NS_PER_MS;
+    ck_assert(!progress_judge(&p, &r, now));
 }
 END_TEST
 
 START_TEST(test_progress_of_a_step_that_ran_before_the_router_came_counts)
 {
     struct progress p = {0};
-    struct progress_report r = {.n_steps = 9, .n_taken = 1, .n_said = 1, .expected_ms = 10, .running_ms = 60000};
+    struct progress_report r = {.n_steps = 9, .n_taken = 1, .n_sent = 1, .expected_ms = 10, .running_ms = 60000};
     ck_assert(progress_judge(&p, &r, NS_PER_S));
     ck_assert(!progress_judge(&p, &r, NS_PER_S + 250 * NS_PER_MS));
     r.n_steps++;
@@ -114,6 +130,7 @@ int main(void)
     TCase *t = tcase_create("progress");
     tcase_add_test(t, test_progress_of_a_running_step_is_waited_for_by_its_prediction);
     tcase_add_test(t, test_progress_of_messages_that_nobody_takes_is_missed_in_an_idle_worker_and_in_one_that_steps);
+    tcase_add_test(t, test_progress_of_messages_that_are_taken_slowly_is_progress);
     tcase_add_test(t, test_progress_of_a_step_that_ran_before_the_router_came_counts);
     tcase_add_test(t, test_progress_that_was_never_measured_gets_a_minute);
     tcase_add_test(t, test_progress_of_a_worker_a_thousand_times_slower_than_its_guess_is_believed);
