@@ -564,6 +564,28 @@ START_TEST(test_a_leg_that_is_not_acknowledged_goes_elsewhere)
 }
 END_TEST
 
+START_TEST(test_a_leg_that_waits_in_the_router_is_not_held_against_its_worker)
+{
+    struct client c = generate_plain();
+    worker_beats(c.q->prefill, &c.counter, 1);
+    c.q->decode->call->n_queued = 1;
+    for (int i = 0; i < 10; i++) {
+        world_wait_ms(500);
+        replan_tick(router, router_patience(router));
+        ck_assert_int_eq(c.q->state, REQUEST_PLACED);
+    }
+    call_read(c.q->decode->call); /* from here on the worker may take --dispatch-ms */
+    world_wait_ms(500);
+    replan_tick(router, router_patience(router));
+    ck_assert_int_eq(c.q->state, REQUEST_PLACED);
+    world_wait_ms(1);
+    replan_tick(router, router_patience(router));
+    place_anew(&c);
+    request_gone(c.q);
+    rpc_call_unref(c.call);
+}
+END_TEST
+
 START_TEST(test_a_heartbeat_or_a_message_acknowledges_a_leg)
 {
     struct client c = generate_plain();
@@ -653,6 +675,7 @@ int main(void)
     tcase_add_test(split, test_the_pause_is_told_as_stalled);
     tcase_add_test(split, test_the_pause_before_the_first_token_begins_with_the_lost_placement);
     tcase_add_test(split, test_a_leg_that_is_not_acknowledged_goes_elsewhere);
+    tcase_add_test(split, test_a_leg_that_waits_in_the_router_is_not_held_against_its_worker);
     tcase_add_test(split, test_a_heartbeat_or_a_message_acknowledges_a_leg);
     tcase_add_test(split, test_a_leg_that_a_worker_has_forgotten_goes_elsewhere);
     tcase_add_test(split, test_a_prefill_leg_that_has_ended_is_not_missed);
