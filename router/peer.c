@@ -200,7 +200,7 @@ void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m)
 
 uint32_t peer_n_sent(const struct peer *p)
 {
-    return p->n_said - (p->call ? rpc_call_n_queued(p->call) : 0);
+    return p->n_said - (p->call ? rpc_call_n_waiting(p->call) : 0);
 }
 
 /* Forgets its blocks, re-plans its requests, and only then takes it out of the scheduler. */

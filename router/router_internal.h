@@ -636,7 +636,8 @@ void peer_tick(struct peer *p, uint64_t now);    /* now: router_patience() */
 /* If other routers use it and it was told another value. */
 void peer_tell_demand(struct peer *p, double queued_ms);
 void peer_send(struct peer *p, Tandem__Worker__V1__RouterMessage *m); /* sets m->number */
-/* Number of the last message that has left this process: no worker is blamed for what waits here. */
+/* Number of the last message that gRPC has. No worker is blamed for those that wait here; it is for one that
+ * its side does not take. */
 uint32_t peer_n_sent(const struct peer *p);
 
 bool peer_has_role(const struct router *r, enum worker_role role); /* a peer of the role can take work */

@@ -38,11 +38,10 @@ double progress_unacked_ms(struct progress_acks *a, uint32_t n_acked, uint32_t n
 bool progress_judge(struct progress *p, const struct progress_report *r, uint64_t now_ns)
 {
     double limit = PROGRESS_PATIENCE_MS + PROGRESS_TIMES * fmax(r->expected_ms, 0);
+    bool moved = r->n_steps != p->n_steps || r->n_taken != p->taken.n_acked || !p->moved_ns;
     double waits = progress_unacked_ms(&p->taken, r->n_taken, r->n_sent, now_ns);
-    bool moved = r->n_steps != p->n_steps || r->n_taken != p->n_taken || !p->moved_ns;
     bool owes = r->busy || r->expected_ms > 0;
     p->n_steps = r->n_steps;
-    p->n_taken = r->n_taken;
     if (moved || !owes)
         p->moved_ns = now_ns;
     double stands = owes ? fmax(clock_ms_between(p->moved_ns, now_ns), moved ? 0 : r->running_ms) : 0;

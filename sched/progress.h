@@ -58,12 +58,11 @@ struct progress_acks { /* all zero: nothing was sent */
     uint64_t since_ns; /* the latest acknowledgement, or when a first message was owed; 0: none is owed */
     uint32_t n_acked;
 };
-/* n_acked, n_sent: numbers of the last one acknowledged, handed to the kernel. now_ns: any clock, not 0. */
+/* n_acked, n_sent: numbers of the last one acknowledged, handed to gRPC. now_ns: any clock, not 0. */
 double progress_unacked_ms(struct progress_acks *a, uint32_t n_acked, uint32_t n_sent, uint64_t now_ns);
 
 struct progress {               /* kept by the router; all zero: nothing was reported */
     uint64_t n_steps, moved_ns; /* moved_ns: latest progress */
-    uint32_t n_taken;
     struct progress_acks taken;
 };
 

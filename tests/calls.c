@@ -42,7 +42,7 @@ struct rpc_call *call_open(void)
 void call_read(struct rpc_call *call)
 {
     call->queued_bytes = 0;
-    call->n_queued = 0;
+    call->n_waiting = 0;
 }
 
 void call_forget(struct rpc_call *call)
@@ -150,7 +150,7 @@ static enum td_status keep(struct rpc_call *call, const ProtobufCMessage *messag
         abort();
     call->n_sent++;
     call->queued_bytes += call->reads ? 0 : len + OVERHEAD_BYTES;
-    call->n_queued += !call->reads;
+    call->n_waiting += !call->reads;
     return TD_OK;
 }
 
@@ -175,9 +175,9 @@ uint64_t rpc_call_queued_bytes(struct rpc_call *call)
     return call->queued_bytes;
 }
 
-uint32_t rpc_call_n_queued(struct rpc_call *call)
+uint32_t rpc_call_n_waiting(struct rpc_call *call)
 {
-    return call->n_queued;
+    return call->n_waiting;
 }
 
 void rpc_call_finish(struct rpc_call *call, enum rpc_code code, const char *text, uint32_t retry_after_ms)

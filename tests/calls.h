@@ -30,7 +30,7 @@ struct rpc_call {
     bool is_taken;                             /* the message that is being delivered was taken */
     bool reads;                                /* what is sent leaves the queue at once; false: only by call_read() */
     uint64_t queued_bytes, max_queued_bytes;
-    uint32_t n_queued;
+    uint32_t n_waiting;
     uint32_t max_message_bytes;
     ProtobufCMessage **sent; /* unpacked copies of all messages; owned */
     uint32_t n_sent;

@@ -130,7 +130,7 @@ enum td_status rpc_call_send(struct rpc_call *call, const ProtobufCMessage *mess
 /* As rpc_call_send, but ignores max_queued_bytes: the caller limits what it sends in this way. */
 enum td_status rpc_call_send_over(struct rpc_call *call, const ProtobufCMessage *message);
 uint64_t rpc_call_queued_bytes(struct rpc_call *call); /* queued bytes that are not in the kernel yet */
-uint32_t rpc_call_n_queued(struct rpc_call *call);     /* messages of which some bytes are not in the kernel yet */
+uint32_t rpc_call_n_waiting(struct rpc_call *call);    /* queued messages that gRPC does not have yet */
 
 /* Any thread. Milliseconds until the caller's deadline; INT64_MAX if it set none. */
 int64_t rpc_call_remaining_ms(const struct rpc_call *call);

@@ -102,7 +102,7 @@ static void call_drop_queue(struct rpc_call *call)
         struct rpc_send *send = call->send_head;
         call->send_head = send->next;
         call->queued_bytes -= send->cost_bytes;
-        call->n_queued--;
+        call->n_waiting--;
         send_free(send);
     }
     call->send_tail = &call->send_head;
@@ -363,6 +363,7 @@ static void batch_add_message(struct rpc_call *call, struct send_batch *batch)
     call->send_head = send->next;
     if (!call->send_head)
         call->send_tail = &call->send_head;
+    call->n_waiting--;
     call->inflight_bytes = send->cost_bytes;
 }
 
@@ -416,14 +417,6 @@ static void batch_fini(struct send_batch *batch, struct rpc_send *send)
     }
 }
 
-/* Call under the lock. The send batch that was out had a message if it had bytes. */
-static void call_end_inflight(struct rpc_call *call)
-{
-    call->queued_bytes -= call->inflight_bytes;
-    call->n_queued -= call->inflight_bytes > 0;
-    call->inflight_bytes = 0;
-}
-
 /* Call under the lock. Starts the sends that are due, if no send batch is out. Only a client sends headers
  * alone, because they start its call. */
 static void call_pump_sends(struct rpc_call *call)
@@ -445,7 +438,8 @@ static void call_pump_sends(struct rpc_call *call)
     call->sending = call_start_batch(call, batch.ops, batch.n_ops, &call->send_tag);
     batch_fini(&batch, send);
     if (!call->sending) {
-        call_end_inflight(call);
+        call->queued_bytes -= call->inflight_bytes;
+        call->inflight_bytes = 0;
         call->aborted = true;
         call->abort_code = RPC_INTERNAL;
         call->abort_text = mem_strdup("batch refused");
@@ -466,7 +460,8 @@ static void send_done(struct rpc_tag *tag, bool ok)
     call->sending = false;
     call->taken_ns = now;
     call->full_ns = 0;
-    call_end_inflight(call);
+    call->queued_bytes -= call->inflight_bytes;
+    call->inflight_bytes = 0;
     if (ok)
         call_pump_sends(call);
     else
@@ -503,7 +498,7 @@ static enum td_status call_enqueue(struct rpc_call *call, struct rpc_send *send,
     *call->send_tail = send;
     call->send_tail = &send->next;
     call->queued_bytes += send->cost_bytes;
-    call->n_queued++;
+    call->n_waiting++;
     return TD_OK;
 }
 
@@ -608,10 +603,10 @@ uint64_t rpc_call_queued_bytes(struct rpc_call *call)
     return n;
 }
 
-uint32_t rpc_call_n_queued(struct rpc_call *call)
+uint32_t rpc_call_n_waiting(struct rpc_call *call)
 {
     pthread_mutex_lock(&call->lock);
-    uint32_t n = call->n_queued;
+    uint32_t n = call->n_waiting;
     pthread_mutex_unlock(&call->lock);
     return n;
 }

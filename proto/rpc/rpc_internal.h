@@ -167,7 +167,7 @@ struct rpc_call {
     struct rpc_send *send_head, **send_tail;
     struct rpc_send *overtaken; /* injected fault: is sent after the next message */
     uint64_t queued_bytes;      /* of waiting messages and of the one in flight */
-    uint32_t n_queued;          /* those messages */
+    uint32_t n_waiting;         /* waiting messages */
     uint64_t inflight_bytes;
     uint64_t taken_ns; /* when gRPC last took a message, or when the queue began to fill */
     /* Since when the queue is full: a message found no room, and none was taken since; 0: not full. */

@@ -568,7 +568,7 @@ START_TEST(test_a_leg_that_waits_in_the_router_is_not_held_against_its_worker)
 {
     struct client c = generate_plain();
     worker_beats(c.q->prefill, &c.counter, 1);
-    c.q->decode->call->n_queued = 1;
+    c.q->decode->call->n_waiting = 1;
     for (int i = 0; i < 10; i++) {
         world_wait_ms(500);
         replan_tick(router, router_patience(router));

@@ -223,6 +223,7 @@ START_TEST(test_rpc_bidi_flows_both_ways_at_once)
     ck_assert_int_eq(v.code, RPC_OK);
     ck_assert_uint_eq(v.n_messages, N);
     ck_assert_str_eq(v.last_text, "4999");
+    ck_assert_uint_eq(rpc_call_n_waiting(record_call(r)), 0);
     ck_assert(v.in_order);
     ck_assert_uint_eq(echo_stats(service).n_half_closed, 1);
     record_close(r);
@@ -526,11 +527,11 @@ START_TEST(test_rpc_message_larger_than_the_queue_is_taken_once)
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_OK);
     ck_assert_uint_ge(rpc_call_queued_bytes(call), sizeof(bytes));
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_ERR_NO_SPACE);
-    ck_assert_uint_eq(rpc_call_n_queued(call), 1);
+    ck_assert_uint_eq(rpc_call_n_waiting(call), 1);
     rpc_client_close(c);
     ck_assert_int_eq(rpc_call_send(call, &request.base), TD_ERR_CANCELLED);
     ck_assert_uint_eq(rpc_call_queued_bytes(call), 0);
-    ck_assert_uint_eq(rpc_call_n_queued(call), 0);
+    ck_assert_uint_eq(rpc_call_n_waiting(call), 0);
     rpc_call_unref(call);
     record_close(r);
 }
