@@ -17,7 +17,7 @@ struct rpc_account {
     uint64_t began_ns;
     uint64_t explained_bytes;         /* by calls and messages */
     uint64_t quiet_bytes, quiet_ns;   /* explained_bytes when it had no call and too many bytes, and since when */
-    uint64_t unread_bytes, unread_ns; /* bytes that calls with an unread message may still explain, as of then */
+    uint64_t unread_bytes, unread_ns; /* what calls with an unread message could still explain at that time */
     uint64_t surplus_bytes;           /* explained and never sent: it explains nothing later */
 };
 
