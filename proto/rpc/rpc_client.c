@@ -8,6 +8,7 @@
  */
 #include "proto/rpc/rpc_internal.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,23 +60,27 @@ static grpc_channel *channel_create(const char *target, const struct rpc_tls_fil
     bool is_tls = tls->ca && strncmp(target, "unix:", 5);
     int limit = (int)max_message_bytes, frozen = frozen_ms ? (int)frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 1},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, .value.integer = 100},
+        RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, limit),
+        RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, limit),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 1000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, frozen),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+        RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        RPC_INT_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         /* Despite its name this is the time that one attempt may take, handshake included: enough for a
          * busy machine, and for a second SYN. */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, .value.integer = 4000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, .value.integer = 1000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, .value.integer = 500},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_RETRIES, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, .value.integer = 1},
+        RPC_INT_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 4000),
+        RPC_INT_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+        RPC_INT_ARG(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 500),
+        RPC_INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        RPC_INT_ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         /* Peers of a cluster are reached directly, whatever http_proxy says. */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, .value.integer = 1},
+        RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        RPC_INT_ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
+        /* A channel without calls keeps its connection. The filter that would end it takes time for each
+         * message. */
+        RPC_INT_ARG(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, INT_MAX),
+        RPC_UNCOMPRESSED,
         {.type = GRPC_ARG_STRING, /* the last one: left out without a name */
          .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
          .value.string = is_tls ? (char *)(uintptr_t)tls->name : NULL},

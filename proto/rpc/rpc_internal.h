@@ -11,12 +11,27 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <grpc/compression.h>
 #include <grpc/grpc.h>
 
 #include "base/list.h"
 #include "proto/rpc/rpc.h"
 
 #define RPC_TEXT_BYTES 1025 /* a status text: 1 KiB and the NUL */
+
+#define RPC_INT_ARG(name, n)                                                                                           \
+    {                                                                                                                  \
+        .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (n)                                          \
+    }
+/*
+ * Arguments of every channel and server: messages are not compressed. One of 1 MiB may hold 1 GiB, which gRPC
+ * makes before it looks at any limit, and the filters take time for each message that is not compressed, too.
+ * The first argument refuses the call; without the last one a client unpacks before it looks at the first.
+ */
+#define RPC_UNCOMPRESSED                                                                                               \
+    RPC_INT_ARG(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),                          \
+        RPC_INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0),                                                       \
+        RPC_INT_ARG(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0)
 
 /*
  * What a completion queue hands back; embedded in the object that started the operation. Atomic, set with

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <grpc/compression.h>
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
@@ -311,32 +310,29 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
 {
     int limit = (int)max_message_bytes, frozen = config->frozen_ms ? (int)config->frozen_ms : RPC_FROZEN_MS;
     grpc_arg args[] = {
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS, .value.integer = max_streams},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, .value.integer = limit},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, .value.integer = limit},
+        RPC_INT_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_streams),
+        RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
+        RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, limit),
+        RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, limit),
         /*
          * A frozen client with a call is noticed after frozen_ms; clients may ping as often, also through
          * minutes of silence. A client without calls is not pinged: gRPC for Python, for example, answers no
          * pings then, and would find its connection closed.
          */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIME_MS, .value.integer = 1000},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_TIMEOUT_MS, .value.integer = frozen},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, .value.integer = 0},
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, .value.integer = 0},
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 1000),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, frozen),
+        RPC_INT_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0),
+        RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         /*
          * The door ends floods of pings. gRPC would close the connection, too, but a client that reads
          * nothing keeps it from that, and then each ping makes an error of its own: 15 MiB and a tenth of a
          * second for what lies in the kernel's buffer.
          */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_HTTP2_MAX_PING_STRIKES, .value.integer = 0},
+        RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
         /* What gRPC reads at a time it also handles at a time: at most some hundred calls of one connection,
          * instead of 4 MiB. */
-        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, .value.integer = READ_CHUNK_BYTES},
-        /* A compressed message of 1 MiB may hold 1 GiB, which gRPC makes before it looks at any limit. */
-        {.type = GRPC_ARG_INTEGER,
-         .key = (char *)GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
-         .value.integer = 1 << GRPC_COMPRESS_NONE},
+        RPC_INT_ARG(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, READ_CHUNK_BYTES),
+        RPC_UNCOMPRESSED,
         {.type = GRPC_ARG_POINTER,
          .key = (char *)GRPC_ARG_RESOURCE_QUOTA,
          .value.pointer = {.p = quota, .vtable = grpc_resource_quota_arg_vtable()}},

@@ -3,7 +3,7 @@ read. While they go on others are served, and afterwards the memory is back.
 
 Default: attacks of a second. TANDEM_LONG=security: longer ones, and on more connections.
 """
-import os, signal, sys, threading, time
+import contextlib, os, signal, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
 import attacks, h2
@@ -191,6 +191,26 @@ def test_long_messages_before_the_hello_are_bounded():
     attacked(attacks.long_messages_before_the_hello, at="worker")
 
 
+@contextlib.contextmanager
+def stranger_at(worker, message, compression=None):
+    """Who answers a router's calls at the port of a worker, which is back at the end."""
+    def answer(messages, context):
+        next(messages)
+        yield message
+    worker.kill()
+    worker.child.wait()
+    server = grpc.server(futures.ThreadPoolExecutor(8), compression=compression)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
+        "tandem.worker.v1.Worker", {"Attach": grpc.stream_stream_rpc_method_handler(answer)})])
+    server.add_insecure_port(worker.address)
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+    worker.start()
+
+
 @test
 def test_messages_before_the_proof_are_short_on_both_sides():
     """A message of many empty parts takes sixteen times its size when it is unpacked."""
@@ -207,24 +227,26 @@ def test_messages_before_the_proof_are_short_on_both_sides():
                     raise AssertionError(list(attach(iter([sent]), timeout=10 * SLOW)))
                 except grpc.RpcError as e:
                     assert e.code().name == code, e
-        lost = c["decode-1"]
-        lost.kill()
-        lost.child.wait()
-
-        def answer(messages, context):
-            next(messages)
-            yield tokens
-        server = grpc.server(futures.ThreadPoolExecutor(8))
-        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
-            "tandem.worker.v1.Worker", {"Attach": grpc.stream_stream_rpc_method_handler(answer)})])
-        server.add_insecure_port(lost.address)
-        server.start()
-        try:
+        with stranger_at(c["decode-1"], tokens):
             why = r"side=client method=/tandem.worker.v1.Worker/Attach .*a message of over 4096 bytes before the proof"
             wait_until(lambda: re.search(why, c.log("router")), 20, lambda: c.log("router"))
-        finally:
-            server.stop(None).wait()
-        lost.start()
+        c.wait_ready(60)
+        ask(c)
+        c.audit()
+
+
+@test
+def test_compressed_messages_of_servers_are_refused():
+    """Who takes a worker's port answers its router with what would become a hundred times longer."""
+    bomb = bytes(96 * MIB)
+    with Cluster(plan="split", decode=2, router_args=["--log-level", "debug"]) as c:
+        before, watch = memory(c.router), Watch(c.router)
+        with stranger_at(c["decode-1"], bomb, grpc.Compression.Gzip):
+            why = r"side=client method=/tandem.worker.v1.Worker/Attach code=(UNIMPLEMENTED|INTERNAL|RESOURCE_EXHAUSTED)"
+            wait_until(lambda: re.search(why, c.log("router")), 30, lambda: c.log("router"))
+        watch.is_over = True
+        print(f"# most {(watch.most - before) >> 20} MiB", flush=True)
+        assert SLOW > 1 or watch.most < before + 32 * MIB, f"{(watch.most - before) >> 20} MiB"
         c.wait_ready(60)
         ask(c)
         c.audit()
