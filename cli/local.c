@@ -56,7 +56,7 @@ static void *run_router(void *r)
 }
 
 /* Checks both pools together before anything is opened, because each worker only checks its own. */
-static enum td_status check_pools(const struct worker_options *o, struct td_error *e)
+static enum td_status check_pools(const struct worker_options *o, uint64_t *bytes_out, struct td_error *e)
 {
     const struct available_memory there = available_memory("");
     struct size_asked pools[N_WORKERS];
@@ -67,17 +67,23 @@ static enum td_status check_pools(const struct worker_options *o, struct td_erro
         s = sizes_pool(o, &g, sizes_left(&there, weights) / SIZES_ALONE, &pools[0], e);
     for (int i = 1; i < N_WORKERS; i++)
         pools[i] = pools[0];
+    *bytes_out = pools[0].bytes;
     return s ? s : sizes_check(pools, N_WORKERS, weights, &there, e);
 }
 
 static enum td_status open_workers(struct local *l, const char *const *args, struct td_error *e)
 {
     static const char *const ROLES[N_WORKERS] = {"prefill", "decode"};
+    uint64_t bytes = 0;
     for (int i = 0; i < N_WORKERS; i++) {
         struct worker_config c = {.role = ROLES[i], .hub = l->hub};
         enum td_status s = parse_args("tandem generate --local", WORKER_OPTIONS, args, &c.options, e);
         if (!s && !i)
-            s = check_pools(&c.options, e);
+            s = check_pools(&c.options, &bytes, e);
+        if (!c.options.pool_most)
+            c.options.pool_most = (int64_t)bytes;
+        if (c.options.device_memory <= 0) /* both are on one device */
+            c.options.device_memory = SIZES_DEVICE_SHARE / N_WORKERS;
         c.options.name = i ? "decode-0" : "prefill-0";
         c.options.listen = "127.0.0.1:0";
         c.options.secret = l->secret;

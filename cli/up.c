@@ -96,7 +96,7 @@ static const struct option TABLE[] = {
     {"block-tokens", OPT_INT, AT(block_tokens), NULL, NULL, 0, 256, "tokens of a page and of a block"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), NULL, NULL, 0, 1e15,
      "memory of each worker for KV pages; default: 4 longest contexts, at most a quarter of the available memory for "
-     "all workers together"},
+     "all workers together; on a device --max-batch of them, at most half, and what fits there"},
     {"pages", OPT_INT, AT(pages), NULL, NULL, 0, 4e9, "KV pages of each worker; 0: as many as --pool-bytes hold"},
     {"transports", OPT_STRING, AT(transports), NULL, "LIST", 0, 0,
      "how KV travels: auto (TCP, on one host a mapped arena), tcp, ucx (shared memory), or a UCX_TLS list"},

@@ -60,9 +60,24 @@ static bool has_size(const struct worker_options *o)
     return o->pages || o->pool_bytes;
 }
 
-static void add_size(struct child *c, uint64_t bytes)
+/* On a device the worker itself finds out how much of it fits there. */
+static void add_size(struct child *c, const struct child_plan *p, uint64_t bytes)
 {
-    args_add(&c->args, "--pool-bytes=%" PRIu64, bytes);
+    bool is_device = sizes_has_device(&p->worker, &p->geometry);
+    if (!is_device || !p->worker.pool_most)
+        args_add(&c->args, "--pool-%s=%" PRIu64, is_device ? "most" : "bytes", bytes);
+}
+
+/* Workers on one device share it, unless they were told otherwise. */
+static void add_share(struct child *children, const struct child_plan *plans, uint32_t n, uint32_t i)
+{
+    uint32_t n_same = 0;
+    const struct kernels_config *mine = &plans[i].geometry.kernels;
+    for (uint32_t k = 0; k < n; k++)
+        n_same += is_worker(&children[k]) && plans[k].geometry.kernels.device == mine->device &&
+                  plans[k].geometry.kernels.ordinal == mine->ordinal;
+    if (sizes_has_device(&plans[i].worker, &plans[i].geometry) && n_same > 1 && plans[i].worker.device_memory <= 0)
+        args_add(&children[i].args, "--device-memory=%.4f", SIZES_DEVICE_SHARE / n_same);
 }
 
 /* Bytes of all workers' weights; shared weights count once. */
@@ -108,11 +123,13 @@ static enum td_status add_up(struct child *children, const struct child_plan *pl
                 args_add(&children[i].args, "--dram-bytes=%" PRIu64, asked->bytes);
             continue;
         }
-        s = sizes_pool(&p->worker, &p->geometry, left / SIZES_TOGETHER / n_workers, asked, e);
+        uint64_t part = sizes_has_device(&p->worker, &p->geometry) ? SIZES_DEVICES : SIZES_TOGETHER;
+        s = sizes_pool(&p->worker, &p->geometry, left / part / n_workers, asked, e);
         if (s || has_size(&p->worker))
             continue;
         *default_bytes_out = asked->bytes;
-        add_size(&children[i], asked->bytes);
+        add_size(&children[i], p, asked->bytes);
+        add_share(children, plans, n, i);
     }
     if (!s)
         s = sizes_check(all, n_asked, weights, &there, e);
@@ -143,7 +160,7 @@ enum td_status up_memory_add(struct child *joined, uint64_t default_bytes, struc
     struct child_plan p;
     enum td_status s = plan_child(joined, &p, error_out);
     if (!s && is_worker(joined) && !has_size(&p.worker) && default_bytes)
-        add_size(joined, default_bytes);
+        add_size(joined, &p, default_bytes);
     joined->drain_ms = drain_ms_of(joined, &p);
     free(p.strings);
     return s;

@@ -32,6 +32,7 @@ struct kernels_backend {
     uint32_t (*n_threads)(const struct kernels *k);
     void (*close)(struct kernels *k);
 
+    bool (*memory)(struct kernels *k, uint64_t *free_out, uint64_t *total_out);
     enum td_status (*alloc)(struct kernels *k, size_t len_bytes, void **out);
     void (*free)(struct kernels *k, void *p);
     enum td_status (*map)(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);
@@ -135,7 +136,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* threads that cpu_open() would use */
 
 /* A plugin's symbol. abi: the program's KERNELS_ABI; a plugin of another one returns TD_ERR_VERSION. */
-enum { KERNELS_ABI = 6 };
+enum { KERNELS_ABI = 7 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

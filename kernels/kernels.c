@@ -132,6 +132,11 @@ static void check_attn(const struct k_attn *a)
     assert(a->k && a->v_dim && a->v_dim <= l->head_dim && (l->kind == KV_LATENT || (a->v && a->v_dim == l->head_dim)));
 }
 
+bool k_memory(struct kernels *k, uint64_t *free_out, uint64_t *total_out)
+{
+    return k->backend->memory(k, free_out, total_out);
+}
+
 enum td_status k_alloc(struct kernels *k, size_t len_bytes, void **out)
 {
     return k->backend->alloc(k, len_bytes, out);

@@ -106,6 +106,9 @@ void k_numerics(const struct kernels *k, enum compute compute, char out[K_NUMERI
 
 /* ------------------------------------------------------------------ memory */
 
+/* Bytes of the device's memory: free, and in all. False on the CPU: its memory is the host's
+ * (base/available.h). */
+bool k_memory(struct kernels *k, uint64_t *free_out, uint64_t *total_out);
 /* Memory for operations, not cleared. On the CPU it is ordinary memory, 64-byte aligned. TD_ERR_NO_MEMORY. */
 enum td_status k_alloc(struct kernels *k, size_t len_bytes, void **out);
 void k_free(struct kernels *k, void *p); /* NULL is fine */

@@ -24,7 +24,23 @@ enum {
     SIZES_ALONE = 8,           /* divisor: one default pool takes at most 1/8 of the available memory */
     /* divisor: the default pools of one cluster's workers take at most 1/4 together. */
     SIZES_TOGETHER = 4,
+    /* divisor: the same where devices compute, whose hosts have no weights to hold. */
+    SIZES_DEVICES = 2,
 };
+
+/* Of a device's memory: what a worker takes by default (--device-memory), and what is left to others and to
+ * scratch memory if the option leaves that much. */
+#define SIZES_DEVICE_SHARE 0.9
+#define SIZES_DEVICE_KEPT  0.1
+
+/* Whether a worker computes on a device; simulated compute has none. */
+bool sizes_has_device(const struct worker_options *o, const struct geometry *g);
+
+/*
+ * Sets --max-batch, --max-rows and --chunk-tokens where they are 0. On a device a chunk is long enough for
+ * the best rate of prompts or nearly so: docs/gpu.md has the figures.
+ */
+void sizes_steps(struct worker_options *o, const struct geometry *g);
 
 /*
  * Bytes of a default pool: whole pages for n sequences of max_context tokens, but at most share_bytes or, if
@@ -40,10 +56,23 @@ struct size_asked {
 
 /*
  * The size of a worker's pool by its options. share_bytes limits a default. out->option is "--pool-bytes" or
- * "--pages".
+ * "--pages". On a device a default holds --max-batch sequences of the longest context if --pool-most or
+ * share_bytes allows it, and out->option is "--pool-most"; how much the devices hold is known when they are
+ * open (sizes_on_devices).
  */
 enum td_status sizes_pool(const struct worker_options *o, const struct geometry *g, uint64_t share_bytes,
                           struct size_asked *out, struct td_error *error_out);
+
+struct size_device {
+    uint64_t free_bytes, total_bytes;
+};
+/*
+ * The largest pool that fits on the devices of a worker's ranks beside the weights, of which each rank has an
+ * equal part. least: the device with the least free memory. TD_ERR_INVALID, naming --device-memory: not even
+ * a page fits.
+ */
+enum td_status sizes_on_devices(const struct worker_options *o, const struct geometry *g,
+                                const struct size_device *least, uint64_t *bytes_out, struct td_error *error_out);
 
 /*
  * The size of a store's DRAM. dram_bytes is the value of --dram-bytes; 0: a default, limited by share_bytes.

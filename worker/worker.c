@@ -85,13 +85,21 @@ const struct option WORKER_OPTIONS[] = {
     {"no-packed-cache", OPT_BOOL, AT(no_packed_cache), NULL, NULL, 0, 0,
      "packs the weights into memory of this process alone"},
     {"pool-bytes", OPT_BYTES, AT(pool_bytes), "0", NULL, 0, 1e15,
-     "memory for KV pages; 0: 4 longest contexts, at most an eighth of the available memory"},
+     "memory for KV pages; 0: 4 longest contexts, at most an eighth of the available memory; on a device --max-batch "
+     "of them, as far as --device-memory and --pool-most allow"},
+    {"pool-most", OPT_BYTES, AT(pool_most), "0", NULL, 0, 1e15,
+     "on a device: most host memory for pages without a size, at least 64 MiB; 0: half of what is available"},
+    {"device-memory", OPT_DOUBLE, AT(device_memory), "0", "SHARE", 0, 1,
+     "on a device: share of its memory for this worker's weights and pages without a size; 0: 0.9"},
     {"pages", OPT_INT, AT(pages), "0", NULL, 0, 4e9, "KV pages; 0: as many as --pool-bytes hold"},
     {"max-context", OPT_INT, AT(max_context), "0", NULL, 0, 1 << 24,
      "most tokens of prompt and answer; 0: the model's limit"},
-    {"max-batch", OPT_INT, AT(max_batch), "64", NULL, 1, 4096, "most sequences computed together"},
-    {"max-rows", OPT_INT, AT(max_rows), "512", NULL, 1, 65536, "most tokens of one step"},
-    {"chunk-tokens", OPT_INT, AT(chunk_tokens), "256", NULL, 1, 65536, "most prompt tokens of one sequence in a step"},
+    {"max-batch", OPT_INT, AT(max_batch), "0", NULL, 0, 4096,
+     "most sequences computed together; 0: 64, on a device 256"},
+    {"max-rows", OPT_INT, AT(max_rows), "0", NULL, 0, 65536,
+     "most tokens of one step; 0: 512, on a device 2304, and at least --max-batch"},
+    {"chunk-tokens", OPT_INT, AT(chunk_tokens), "0", NULL, 0, 65536,
+     "most prompt tokens of one sequence in a step; 0: 256, on a device 2048"},
     {"faults", OPT_STRING, AT(faults), NULL, "SCRIPT", 0, 0,
      "for tests: makes wire and messages go wrong by SCRIPT, or by the script in @FILE, which is read again at "
      "SIGUSR1; syntax: base/fault.h"},
@@ -593,11 +601,29 @@ static enum td_status size_pool(struct worker *w, struct td_error *e)
     struct available_memory there = available_memory("");
     struct size_asked pool;
     uint64_t weights = sizes_weights(&w->options, &w->geometry);
-    enum td_status s = sizes_pool(&w->options, &w->geometry, sizes_left(&there, weights) / SIZES_ALONE, &pool, e);
+    uint64_t part = sizes_has_device(&w->options, &w->geometry) ? SIZES_DEVICES : SIZES_ALONE;
+    enum td_status s = sizes_pool(&w->options, &w->geometry, sizes_left(&there, weights) / part, &pool, e);
     if (!s)
         s = sizes_check(&pool, 1, weights, &there, e);
     if (!s)
         w->options.pages = (int64_t)(pool.bytes / kv_layout_page_bytes(&w->geometry.layout));
+    return s;
+}
+
+/* A pool without a size of its own is made as small as the devices of the ranks are. */
+static enum td_status fit_pool(struct worker *w, struct td_error *e)
+{
+    struct size_device least = {UINT64_MAX, UINT64_MAX}, d;
+    uint64_t bytes, page = kv_layout_page_bytes(&w->geometry.layout);
+    for (uint32_t i = 0; i < rank_options_n(&w->options.ranks); i++) {
+        if (!k_memory(w->kernels[i], &d.free_bytes, &d.total_bytes))
+            return TD_OK;
+        if (d.free_bytes < least.free_bytes)
+            least = d;
+    }
+    enum td_status s = sizes_on_devices(&w->options, &w->geometry, &least, &bytes, e);
+    if (!s && bytes / page < (uint64_t)w->options.pages)
+        w->options.pages = (int64_t)(bytes / page);
     return s;
 }
 
@@ -617,6 +643,7 @@ static enum td_status check_options(struct worker *w, bool is_sim, struct sim_co
         return td_fail(e, TD_ERR_INVALID,
                        "--tensor-parallel, --pipeline-parallel: simulated compute has one rank; "
                        "say what several take by --sim-prefill and --sim-decode");
+    sizes_steps(o, &w->geometry);
     if (o->max_rows < o->max_batch)
         return td_fail(e, TD_ERR_INVALID, "--max-rows %lld is less than --max-batch %lld", (long long)o->max_rows,
                        (long long)o->max_batch);
@@ -642,7 +669,7 @@ static enum td_status open_kernels(struct worker *w, bool is_sim, struct td_erro
 static enum td_status open_engine(struct worker *w, struct td_error *e)
 {
     struct worker_options *o = &w->options;
-    bool is_sim = !strcmp(o->engine, "sim");
+    bool is_sim = !strcmp(o->engine, "sim"), has_size = o->pages || o->pool_bytes;
     struct sim_cost cost = {0};
     char cache_dir[PATH_MAX];
     enum td_status s = geometry_resolve(&o->geometry, &w->geometry, e);
@@ -652,6 +679,8 @@ static enum td_status open_engine(struct worker *w, struct td_error *e)
         s = geometry_open_model(&o->geometry, &w->geometry, &w->model, e);
     if (!s)
         s = open_kernels(w, is_sim, e);
+    if (!s && !has_size)
+        s = fit_pool(w, e);
     if (!s)
         s = adapters_open(o->lora, &w->geometry.config, &w->adapters, e);
     if (!s)

@@ -35,8 +35,8 @@ struct worker_options {
     const char *name, *listen, *xfer_listen, *transports, *secret, *secret_file, *metrics_listen, *isa, *engine,
         *sim_prefill, *sim_decode, *faults, *routers, *advertise, *log_level, *lora, *packed_cache;
     bool no_packed_cache, is_trusted_network, is_insecure, encrypts;
-    double sim_noise;
-    int64_t threads, pool_bytes, pages, max_context, max_batch, max_rows, chunk_tokens;
+    double sim_noise, device_memory;
+    int64_t threads, pool_bytes, pool_most, pages, max_context, max_batch, max_rows, chunk_tokens;
     int64_t lease_ms, quarantine_ms, silence_ms, drain_ms;
 };
 

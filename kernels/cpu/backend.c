@@ -99,6 +99,12 @@ void *kernels_scratch(struct cpu_kernels *k, size_t len_bytes)
 
 /* ------------------------------------------------------------------ memory */
 
+static bool cpu_memory(struct kernels *k, uint64_t *free_out, uint64_t *total_out)
+{
+    (void)k, (void)free_out, (void)total_out;
+    return false;
+}
+
 static enum td_status cpu_alloc(struct kernels *k, size_t len_bytes, void **out)
 {
     (void)k;
@@ -704,6 +710,7 @@ static const struct kernels_backend CPU = {
     .isa_name = cpu_isa_name,
     .n_threads = cpu_n_threads,
     .close = cpu_close,
+    .memory = cpu_memory,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .map = cpu_map,

@@ -202,6 +202,7 @@ static const struct kernels_backend BACKEND = {
     .isa_name = isa_name,
     .n_threads = n_threads,
     .close = close_backend,
+    .memory = cuda_memory,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .map = cuda_map,

@@ -194,6 +194,16 @@ void *cuda_round_too(struct cuda *c, const float *rows, uint32_t n_rows, size_t 
     return room(c, &c->rounded, n_rows * n * sizeof(uint16_t));
 }
 
+bool cuda_memory(struct kernels *k, uint64_t *free_out, uint64_t *total_out)
+{
+    size_t free_bytes, total_bytes;
+    cuda_enter(k);
+    CUDA_MUST(cudaMemGetInfo(&free_bytes, &total_bytes));
+    *free_out = free_bytes;
+    *total_out = total_bytes;
+    return true;
+}
+
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out)
 {
     cuda_enter(k);

@@ -170,6 +170,7 @@ void *cuda_scratch(struct cuda *c, size_t len_bytes);
  */
 void *cuda_round_too(struct cuda *c, const float *rows, uint32_t n_rows, size_t n);
 
+bool cuda_memory(struct kernels *k, uint64_t *free_out, uint64_t *total_out);
 enum td_status cuda_alloc(struct kernels *k, size_t len_bytes, void **out);
 void cuda_free(struct kernels *k, void *p);
 enum td_status cuda_map(struct kernels *k, const void *host, size_t len_bytes, size_t part_bytes, void **out);

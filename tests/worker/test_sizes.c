@@ -57,14 +57,114 @@ START_TEST(test_pool_is_what_options_say)
 }
 END_TEST
 
-START_TEST(test_device_takes_at_most_a_gibibyte_by_default)
+START_TEST(test_device_takes_what_the_host_may_give)
 {
     struct geometry g = geometry(1 << 20);
     struct size_asked out;
-    const struct worker_options o = {0};
+    struct worker_options o = {.engine = "cpu"};
     g.kernels.device = DEVICE_CUDA;
     ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, 100 * GIB);
+    ck_assert_str_eq(out.option, "--pool-most");
+    o.pool_most = (int64_t)(3 * GIB + 5);
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, 3 * GIB);
+    g.config.max_positions = 8192; /* --max-batch such contexts, of 16 MiB each, are all that can be in use */
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, 3 * GIB);
+    o.pool_most = 0;
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, 4 * GIB);
+    o.max_batch = 64;
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
     ck_assert_uint_eq(out.bytes, GIB);
+    g = geometry(1 << 20);
+    g.kernels.device = DEVICE_CUDA;
+    o.pool_bytes = (int64_t)GIB; /* says more than a limit of defaults */
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, GIB);
+    o = (struct worker_options){.engine = "sim"}; /* nothing is on the device */
+    ck_assert_int_eq(sizes_pool(&o, &g, 100 * GIB, &out, NULL), TD_OK);
+    ck_assert_uint_eq(out.bytes, 8 * GIB);
+}
+END_TEST
+
+/* Bytes for pages on ranks of devices of 100 GiB, of which free_gib are free; 0: refused. */
+static uint64_t on_devices(struct worker_options o, struct geometry g, uint64_t free_gib, struct td_error *e)
+{
+    const struct size_device least = {free_gib * GIB, 100 * GIB};
+    uint64_t bytes;
+    o.ranks.n_tensor += !o.ranks.n_tensor;
+    o.ranks.n_pipeline += !o.ranks.n_pipeline;
+    return sizes_on_devices(&o, &g, &least, &bytes, e) ? 0 : bytes;
+}
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / (double)GIB;
+}
+
+START_TEST(test_pool_fits_on_its_devices_beside_the_weights)
+{
+    struct geometry g = geometry(1 << 20), latent = geometry(1 << 20);
+    struct td_error e;
+    latent.layout.kind = KV_LATENT;
+    /* A tenth is left to others; of a device that is in use, too. */
+    ck_assert_double_eq_tol(gib(on_devices((struct worker_options){0}, g, 100, &e)), 90, 0.01);
+    ck_assert_double_eq_tol(gib(on_devices((struct worker_options){0}, g, 60, &e)), 50, 0.01);
+    const struct worker_options half = {.device_memory = 0.45}, all = {.device_memory = 1};
+    ck_assert_double_eq_tol(gib(on_devices(half, g, 100, &e)), 45, 0.01);
+    ck_assert_double_eq_tol(gib(on_devices(half, g, 30, &e)), 20, 0.01);
+    ck_assert_double_eq_tol(gib(on_devices(all, g, 100, &e)), 100, 0.01);
+    /* Ranks divide pages, of a latent only its layers; several ranks on a device divide that. */
+    struct worker_options o = {.ranks = {.n_tensor = 2, .n_pipeline = 2, .devices = "next"}};
+    ck_assert_double_eq_tol(gib(on_devices(o, g, 100, &e)), 360, 0.01);
+    ck_assert_double_eq_tol(gib(on_devices(o, latent, 100, &e)), 180, 0.01);
+    o.ranks.devices = "same";
+    ck_assert_double_eq_tol(gib(on_devices(o, g, 100, &e)), 90, 0.01);
+    model_dummy_config(&(struct model_dummy){.vocab_size = 128256,
+                                             .hidden = 4096,
+                                             .n_layers = 32,
+                                             .n_heads = 32,
+                                             .n_kv_heads = 8,
+                                             .head_dim = 128,
+                                             .intermediate = 14336,
+                                             .max_positions = 8192},
+                       &g.config);
+    double weights = gib(2 * model_config_n_params(&g.config));
+    ck_assert_double_ge(weights, 13);
+    ck_assert_double_eq_tol(gib(on_devices((struct worker_options){0}, g, 100, &e)), 90 - weights, 0.01);
+    o.ranks = (struct rank_options){.n_tensor = 4, .n_pipeline = 1};
+    ck_assert_double_eq_tol(gib(on_devices(o, g, 100, &e)), 360 - weights, 0.01);
+    g.weights = WEIGHTS_INT4;
+    ck_assert_double_eq_tol(gib(on_devices((struct worker_options){0}, g, 100, &e)), 90 - weights / 4, 0.01);
+    g.weights = WEIGHTS_AS_STORED;
+    ck_assert_uint_eq(on_devices((struct worker_options){0}, g, 20, &e), 0);
+    ck_assert_ptr_nonnull(
+        strstr(e.text, "--device-memory 0.9: no KV page fits on a device of 100.0 GiB, 20.0 GiB of it free"));
+    ck_assert_uint_eq(on_devices((struct worker_options){0}, g, 5, &e), 0); /* less is free than is left to others */
+}
+END_TEST
+
+START_TEST(test_steps_are_larger_on_a_device)
+{
+    struct geometry g = geometry(8192);
+    struct worker_options o = {.engine = "cpu"};
+    sizes_steps(&o, &g);
+    ck_assert(o.max_batch == 64 && o.max_rows == 512 && o.chunk_tokens == 256);
+    o = (struct worker_options){.engine = "cpu", .max_batch = 600};
+    sizes_steps(&o, &g);
+    ck_assert(o.max_batch == 600 && o.max_rows == 600 && o.chunk_tokens == 256);
+    g.kernels.device = DEVICE_CUDA;
+    o = (struct worker_options){.engine = "cpu"};
+    sizes_steps(&o, &g);
+    ck_assert(o.max_batch == 256 && o.max_rows == 2304 && o.chunk_tokens == 2048);
+    o = (struct worker_options){.engine = "cpu", .max_batch = 8, .max_rows = 32, .chunk_tokens = 4};
+    sizes_steps(&o, &g);
+    ck_assert(o.max_batch == 8 && o.max_rows == 32 && o.chunk_tokens == 4);
+    o = (struct worker_options){.engine = "sim"};
+    sizes_steps(&o, &g);
+    ck_assert_int_eq(o.max_batch, 64);
 }
 END_TEST
 
@@ -136,7 +236,9 @@ int main(void)
     TCase *t = tcase_create("sizes");
     tcase_add_test(t, test_default_pool_holds_four_contexts_if_its_share_does);
     tcase_add_test(t, test_pool_is_what_options_say);
-    tcase_add_test(t, test_device_takes_at_most_a_gibibyte_by_default);
+    tcase_add_test(t, test_device_takes_what_the_host_may_give);
+    tcase_add_test(t, test_pool_fits_on_its_devices_beside_the_weights);
+    tcase_add_test(t, test_steps_are_larger_on_a_device);
     tcase_add_test(t, test_sizes_beyond_what_is_there_are_refused_by_option);
     tcase_add_test(t, test_weights_take_what_their_format_says_and_nothing_on_devices);
     tcase_add_test(t, test_more_threads_than_kernels_take_are_refused_by_the_option);
