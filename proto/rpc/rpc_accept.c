@@ -35,11 +35,12 @@
 
 enum { LISTENERS_MAX = 4, BACKLOG = 512, ACCEPTS_A_TURN = 32, PAUSE_MS = 100 };
 enum { CONNECTIONS_LEAST = 64, CONNECTIONS_MOST = 16384, SHARE_OF_ADDRESS = 4 };
-/* Connections that are looked at each time; bytes without a call; bytes of a call before a proof: of a
- * message that is too long, but was not refused yet. */
-enum { LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_BYTES = 256 << 10 };
-/* Bytes of a stranger's call, as many as gRPC takes of one that is held; see narrow(). */
-enum { STRANGERS_CALL_BYTES = 64 << 10, STRANGERS_WINDOW = 16 << 10, STRANGERS_BUFFER = 64 << 10 };
+/* Connections that are looked at each time; bytes without a call; calls before a proof. */
+enum { LOOKS_A_TIME = 512, NOISE_BYTES = 32 << 10, UNPROVED_CALLS = 8 };
+/* The least of a stranger's message. Bytes of its call, as many as gRPC takes of one that is held, and of one
+ * before a proof: of a message that is too long, but was not refused yet. See narrow(). */
+enum { STRANGERS_BYTES = 256 << 10, STRANGERS_CALL_BYTES = 64 << 10 };
+enum { STRANGERS_WINDOW = 16 << 10, STRANGERS_BUFFER = 64 << 10 };
 /* Time between two looks at the connections that are held, and how many of these are looked at each time. */
 enum { HELD_MS = 5, HELD_LOOKS = 64 };
 #define NOISE_NS           (NS_PER_S / 2)
@@ -258,10 +259,20 @@ static void widen(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &window, sizeof(window));
 }
 
-/* Whether its bytes are bounded as a stranger's. Call under the lock. */
+/* Whether a new connection's bytes are bounded as a stranger's. Call under the lock. */
 static bool is_stranger(const struct rpc_door *d, struct rpc_origin from)
 {
-    return d->config.max_message_bytes && !d->config.must_prove && rpc_senders_is_stranger(&d->senders, from);
+    if (!d->config.max_message_bytes)
+        return false;
+    return d->config.must_prove ? from.key != 0 : rpc_senders_is_stranger(&d->senders, from);
+}
+
+/* The connection is no stranger's any more. Call under the lock. */
+static void know(struct connection *c)
+{
+    c->is_strangers = false;
+    if (cookie_of(c->wire_fd) == c->wire_cookie)
+        widen(c->wire_fd);
 }
 
 /* The connection has spoken the protocol: hands it on, or closes it at a bound. */
@@ -416,16 +427,21 @@ static bool wasted(struct rpc_door *d, struct connection *c, uint32_t waste, uin
 
 /* ---------------------------------------------------------------------- bytes */
 
+static bool is_unproved(const struct rpc_door *d, const struct connection *c)
+{
+    return d->config.must_prove && !c->has_proved;
+}
+
 static struct rpc_allowance allowance(const struct rpc_door *d, const struct connection *c, uint64_t now)
 {
     uint64_t most = d->config.max_message_bytes;
     most = most < NOISE_BYTES ? NOISE_BYTES : most;
-    if (d->config.must_prove && !c->has_proved)
-        return (struct rpc_allowance){NOISE_BYTES, UNPROVED_BYTES, NOISE_BYTES, NOISE_NS};
+    if (is_unproved(d, c))
+        return (struct rpc_allowance){NOISE_BYTES, STRANGERS_CALL_BYTES, NOISE_BYTES, NOISE_NS};
     if (!c->is_strangers)
         return (struct rpc_allowance){most, most, NOISE_BYTES, NOISE_NS};
     uint32_t n = rpc_senders_floods(&d->senders, c->from, now);
-    uint64_t few = most >> n, least = most < UNPROVED_BYTES ? most : UNPROVED_BYTES;
+    uint64_t few = most >> n, least = most < STRANGERS_BYTES ? most : STRANGERS_BYTES;
     return (struct rpc_allowance){few < least ? least : few, STRANGERS_CALL_BYTES >> n, NOISE_BYTES >> (n < 2 ? n : 2),
                                   STRANGERS_NOISE_NS};
 }
@@ -440,16 +456,13 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     return rpc_account_is_over(&c->account, &flow, c->n_calls, &may, now) && cookie_of(c->wire_fd) == c->wire_cookie;
 }
 
-/* A call from there was answered: it is no stranger any more. Call under the lock. */
+/* A call from there was answered. Call under the lock. */
 static void welcome(struct rpc_door *d, struct rpc_origin from)
 {
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
-        if (!c->cookie || !c->is_strangers || c->from.key != from.key)
-            continue;
-        c->is_strangers = false;
-        if (cookie_of(c->wire_fd) == c->wire_cookie)
-            widen(c->wire_fd);
+        if (c->cookie && c->is_strangers && c->from.key == from.key)
+            know(c);
     }
 }
 
@@ -460,7 +473,7 @@ static void welcome(struct rpc_door *d, struct rpc_origin from)
 static bool holds_too_many(struct rpc_door *d, const struct connection *c)
 {
     uint32_t most = d->config.max_calls, each = d->config.max_connection_calls, n_open = atomic_load(&d->n_open);
-    if (each && c->from.key && c->n_calls > 2 * each)
+    if (c->from.key && ((each && c->n_calls > 2 * each) || (is_unproved(d, c) && c->n_calls > UNPROVED_CALLS)))
         return true;
     return most && d->n_calls > 2 * most + RPC_CALLS_LEAST && c->n_calls > RPC_CALLS_LEAST &&
            c->n_calls > d->n_calls / n_open / 2;
@@ -562,8 +575,11 @@ void rpc_door_proved(struct rpc_door *d, int fd, uint64_t connection)
 {
     pthread_mutex_lock(&d->lock);
     struct connection *c = connection ? &d->connections[fd] : NULL;
-    if (c && c->cookie == connection)
+    if (c && c->cookie == connection) {
         c->has_proved = true;
+        if (c->is_strangers)
+            know(c);
+    }
     pthread_mutex_unlock(&d->lock);
 }
 

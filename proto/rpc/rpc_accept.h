@@ -95,7 +95,8 @@ struct rpc_door_stats rpc_door_stats(struct rpc_door *d);
  * ended, a connection is closed as a flood's if it has more than half of its equal share of them, and more
  * than RPC_CALLS_LEAST: calls beyond max_calls are answered at once, so the others were reset meanwhile, and
  * on many connections each is served too slowly for rpc_door_call_end() to notice. So is one with more than
- * twice its max_connection_calls: clients that keep to the protocol wait for a stream.
+ * twice its max_connection_calls: clients that keep to the protocol wait for a stream; and with must_prove
+ * one from another host with more than eight before its proof.
  */
 enum { RPC_CALLS_LEAST = 64 };
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
@@ -105,7 +106,7 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * (rpc_account.h): RPC_CALL_BYTES for each call, the messages twice, four fifths of what was sent to it (it
  * acknowledges pings and opens windows), 1 KB for each second, and one message of max_message_bytes for
  * itself and for each call that is under way. One that has no call gets 32 KiB instead of a message, after
- * half a second; one that has to prove itself first gets that at once, and 256 KiB for each call. What was
+ * half a second; one that has to prove itself first gets that at once, and 64 KiB for each call. What was
  * not used is not kept, beyond one message. Of more than 512 connections it looks at 512 each time.
  *
  * A stranger is an address from which no call of a method with a queue was answered so far. Its connections
@@ -113,7 +114,8 @@ uint64_t rpc_door_call_begin(struct rpc_door *d, int fd);
  * that is remembered (of the message at least 256 KiB); without a call 32 KiB, for 2 ms. The door looks at
  * them 100 times a second and before each of their calls, and the kernel takes 16 KiB of them at a time:
  * gRPC reads up to 4 MiB at once, which may be 30,000 calls that are reset, or frames that are wrong, each of
- * which is an error with its time as text.
+ * which is an error with its time as text. Where clients have to prove themselves first, each connection from
+ * another host is looked at and read in this way until it has; what it may send stays as above.
  *
  * Frames without content cost gRPC as much as calls, and while it reads them from one connection without a
  * pause, a thread of its own does nothing for others.

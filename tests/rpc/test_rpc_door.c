@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -406,6 +407,26 @@ START_TEST(test_door_bounds_what_comes_before_a_proof)
 }
 END_TEST
 
+/* gRPC would read all that has come at once. A proof makes room. */
+START_TEST(test_door_takes_little_at_a_time_before_a_proof)
+{
+    char listen[64];
+    int windows[2];
+    ck_assert(echo_own_address(listen, sizeof(listen)));
+    open_door_as((struct rpc_door_config){.listen = listen, .max_message_bytes = 1 << 20, .must_prove = true});
+    int fd = greet();
+    uint64_t connection = rpc_door_call_begin(door, taken[0]);
+    for (int i = 0; i < 2; i++) {
+        socklen_t len = sizeof(windows[i]);
+        ck_assert_int_eq(getsockopt(taken[0], IPPROTO_TCP, TCP_WINDOW_CLAMP, &windows[i], &len), 0);
+        rpc_door_proved(door, taken[0], connection);
+    }
+    ck_assert_msg(windows[0] <= 1 << 15 && windows[1] >= 1 << 20, "%d %d", windows[0], windows[1]);
+    close(fd);
+    close_door();
+}
+END_TEST
+
 /* What silent calls explained when they began is taken back, also if some of it is surplus by then. */
 START_TEST(test_an_account_takes_back_what_silent_calls_explained)
 {
@@ -705,6 +726,7 @@ int main(void)
         {"test_door_bounds_no_address_of_a_trusted_proxy", test_door_bounds_no_address_of_a_trusted_proxy},
         {"test_door_counts_those_that_leave_while_they_are_held",
          test_door_counts_those_that_leave_while_they_are_held},
+        {"test_door_takes_little_at_a_time_before_a_proof", test_door_takes_little_at_a_time_before_a_proof},
         {"test_door_closes_strangers_that_send_much_without_a_call",
          test_door_closes_strangers_that_send_much_without_a_call},
         {"test_door_takes_less_without_a_message_from_strangers",

@@ -217,7 +217,7 @@ def test_messages_before_the_proof_are_short_on_both_sides():
     def parts(field, part):
         n = len(part)
         return bytes([field, 128 + n % 128, 128 + (n >> 7) % 128, n >> 14]) + part
-    leg, tokens = parts(0x12, b"\x42\0" * 100000), parts(0x1a, b"\x0a\0" * 100000)
+    leg, tokens = parts(0x12, b"\x42\0" * 20000), parts(0x1a, b"\x0a\0" * 100000)
     with Cluster(plan="split", decode=2, router_args=["--log-level", "debug"]) as c:
         with grpc.insecure_channel(c["decode-0"].address) as channel:
             attach = channel.stream_stream("/tandem.worker.v1.Worker/Attach")
