@@ -25,7 +25,7 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
-enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
+enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FLOOD_DOUBLINGS = 5, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
 
 /* Bounds of what a worker may report. */
 static const double MOST_STEP_MS = 24 * 3.6e6, MOST_TOKENS = 1e10, MOST_SQUARE = 1e18;
@@ -230,7 +230,10 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_ove
         log_warn(&p->router->log, "worker lost peer=%s why='%s'", p->name, why);
     p->epoch++;
     if (p->call) {
-        rpc_call_cancel(p->call);
+        if (p->is_proved)
+            rpc_call_cancel(p->call);
+        else
+            rpc_call_hang_up(p->call); /* or it could send what it likes until the next attempt */
         rpc_call_unref(p->call);
         p->call = NULL;
     }
@@ -274,6 +277,9 @@ void peer_tick(struct peer *p, uint64_t now)
         if (p->state == PEER_REFUSED)
             set_state(p, PEER_LOST);
         connect_peer(p);
+    } else if (p->call && p->state == PEER_CONNECTING && rpc_call_floods(p->call)) {
+        lose(p, "it sends what nobody has asked for", (uint64_t)RETRY_REFUSED_MS << p->n_floods, false);
+        p->n_floods += p->n_floods < FLOOD_DOUBLINGS;
     } else if (p->call && now > p->heard_ns + silence) {
         end_stream(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
     }
@@ -666,6 +672,7 @@ static void on_challenge(struct peer *p, const Tandem__Worker__V1__Challenge *ch
     m.kind_case = TANDEM__WORKER__V1__ROUTER_MESSAGE__KIND_PROOF;
     m.proof = &answer;
     p->is_proved = true;
+    p->n_floods = 0;
     rpc_call_proved(p->call);
     peer_send(p, &m);
 }

@@ -281,6 +281,7 @@ struct peer {
     bool is_proved;               /* it has proved the secret on this stream */
     bool is_passed_on;            /* somebody stands between: the worker is reached at another address */
     char reached[RPC_PEER_BYTES]; /* to what its last stream was made, IP:PORT; "" on a unix socket, or passed on */
+    uint32_t n_floods;            /* streams that brought something else than a proof, since the last proof */
     uint32_t n_said, n_heard;     /* number of the last message sent, received on this stream */
     struct progress_acks hears;
     uint32_t heard; /* number of the last message that the worker has received, as it says */

@@ -252,6 +252,17 @@ void rpc_client_close(struct rpc_client *c)
     free(c);
 }
 
+void rpc_call_hang_up(struct rpc_call *call)
+{
+    rpc_call_cancel(call);
+}
+
+bool rpc_call_floods(struct rpc_call *call)
+{
+    (void)call;
+    return false;
+}
+
 enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params *params, struct rpc_call **out)
 {
     (void)c;

@@ -11,17 +11,21 @@
 #include "worker.pb-c.h"
 #include "worker/proof.h"
 
-enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
+enum { MAX_ROUTERS = 16, CALL_MS = 1000, FLOOD_DOUBLINGS = 5 };
+#define FLOOD_NS NS_PER_S
 
 struct joined_router { /* a router */
     struct rpc_client *client;
     enum rpc_code last; /* how the last call ended; only changes are logged */
     uint8_t nonce[SECRET_NONCE_BYTES];
-    bool has_nonce; /* that it gave in its last answer */
+    bool has_nonce;    /* that it gave in its last answer */
+    uint64_t retry_ns; /* it is not asked before */
+    uint32_t n_floods; /* answers that were none, one after the other */
 };
 
 struct registrar {
     struct registrar_config config;
+    struct clock clock;
     struct joined_router routers[MAX_ROUTERS];
     uint32_t n_routers;
     struct ticker *ticker;
@@ -71,6 +75,9 @@ static void tell(struct registrar *r, struct joined_router *t)
 {
     struct td_error e = {{0}};
     bool again = false;
+    uint64_t now = clock_now(&r->clock);
+    if (now < t->retry_ns)
+        return;
     enum rpc_code code = ask(r, t, &again, &e);
     if (!code && again) /* once: the nonce is new now */
         code = ask(r, t, &again, &e);
@@ -78,6 +85,9 @@ static void tell(struct registrar *r, struct joined_router *t)
         log_warn(r->config.log, "router does not take us address=%s why='%s: %s'", r->config.address,
                  rpc_code_name(code), e.text);
     t->last = code;
+    t->n_floods = code == RPC_RESOURCE_EXHAUSTED ? t->n_floods + 1 : 0;
+    if (t->n_floods)
+        t->retry_ns = now + (FLOOD_NS << (t->n_floods < FLOOD_DOUBLINGS ? t->n_floods : FLOOD_DOUBLINGS));
 }
 
 static void tell_all(void *arg)
@@ -100,6 +110,7 @@ static enum td_status open_routers(struct registrar *r, struct td_error *e)
         const struct rpc_client_config c = {.target = address,
                                             .tls = r->config.tls,
                                             .max_message_bytes = 1 << 16,
+                                            .must_prove = true,
                                             .max_queued_bytes = 1 << 16,
                                             .log = r->config.log};
         enum td_status s = rpc_client_open(&c, &r->routers[r->n_routers].client, e);
@@ -115,6 +126,7 @@ enum td_status registrar_open(const struct registrar_config *config, struct regi
 {
     struct registrar *r = mem_zalloc(sizeof(*r));
     r->config = *config;
+    clock_init_real(&r->clock);
     enum td_status s = open_routers(r, error_out);
     if (s) {
         registrar_close(r);

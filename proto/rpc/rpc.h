@@ -205,7 +205,7 @@ struct rpc_method {
 enum { RPC_CONNECTION_CALLS = 256, RPC_NEW_CONNECTIONS = 4, RPC_HEADERS_BYTES = 16384 };
 /* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
  * takes many times as much. */
-enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096 };
+enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096, RPC_UNASKED_BYTES = 64 << 10 };
 
 struct rpc_server_config {
     const char *listen; /* "HOST:PORT" (port 0 picks one) or "unix:/path" */
@@ -304,6 +304,7 @@ struct rpc_client_config {
     uint32_t frozen_ms;    /* a server that answers no ping for this long is lost; 0: RPC_FROZEN_MS */
     struct faults *faults; /* for messages that this client sends; borrowed; NULL: none */
     const struct log *log;
+    bool must_prove; /* rpc_unary() asks rpc_call_floods(); then it hangs up and gives RPC_RESOURCE_EXHAUSTED */
 };
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
                                struct td_error *error_out);
@@ -324,6 +325,15 @@ struct rpc_call_params {
 enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params *params, struct rpc_call **out);
 void rpc_call_close_send(struct rpc_call *call); /* client: says that no more messages come from us */
 void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end comes with RPC_CANCELLED */
+/*
+ * Client, one thread. Floods: with must_prove: whether more than RPC_UNASKED_BYTES have come on the call's
+ * connection between the first such look and this one, before the proof. gRPC bounds neither what a server
+ * sends that belongs to no call nor the time that this takes, so the caller looks every few hundredths of a
+ * second, and hangs up: that ends the call and its connection, and drops what has come. False, and only the
+ * end of the call, on a unix socket.
+ */
+bool rpc_call_floods(struct rpc_call *call);
+void rpc_call_hang_up(struct rpc_call *call);
 /*
  * Inside a client's on_message, or before a server's call runs: no other message is delivered until
  * rpc_call_resume(), by any thread. Flow control then stops the peer. A client's call still ends with the

@@ -107,13 +107,6 @@ struct rpc_door {
 
 /* ---------------------------------------------------------------- connections */
 
-static uint64_t cookie_of(int fd)
-{
-    uint64_t cookie = 0;
-    socklen_t len = sizeof(cookie);
-    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) ? 0 : cookie;
-}
-
 static void forget(struct rpc_door *d, struct connection *c)
 {
     d->n_calls -= c->n_calls;
@@ -156,7 +149,7 @@ static void sweep(struct rpc_door *d)
     uint32_t n = 0;
     for (uint32_t fd = 0; fd < d->cap_connections; fd++) {
         struct connection *c = &d->connections[fd];
-        if (c->cookie && cookie_of((int)fd) != c->cookie)
+        if (c->cookie && rpc_flow_cookie((int)fd) != c->cookie)
             lost(d, c);
         n += c->cookie != 0;
     }
@@ -171,26 +164,9 @@ static uint32_t count_from(const struct rpc_door *d, struct rpc_origin from)
     return n;
 }
 
-/* Takes what a connection that was shut down has received: the kernel would still give it to the server, as
- * thousands of calls. Nothing more comes after the shutdown. */
-static void drain(int fd)
-{
-    char bytes[16 << 10];
-    while (recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
-        ;
-}
-
-/* Closes a connection. gRPC owns the descriptor and may close it at any time, so a copy of it is checked and
- * shut down; gRPC then reads the end. */
 static void cut(struct rpc_door *d, struct connection *c)
 {
-    int copy = fcntl((int)(c - d->connections), F_DUPFD_CLOEXEC, 3);
-    if (copy >= 0 && cookie_of(copy) == c->cookie) {
-        shutdown(copy, SHUT_RDWR);
-        drain(copy);
-    }
-    if (copy >= 0)
-        close(copy);
+    rpc_flow_cut((int)(c - d->connections), c->cookie);
     forget(d, c);
     atomic_fetch_sub(&d->n_open, 1);
 }
@@ -206,7 +182,7 @@ static bool are_many_new(struct rpc_door *d, struct rpc_origin from)
         if (!c->cookie || c->from.key != from.key)
             continue;
         n_used += c->is_used;
-        n_new += !c->is_used && now - c->account.began_ns < NS_PER_S && cookie_of((int)fd) == c->cookie;
+        n_new += !c->is_used && now - c->account.began_ns < NS_PER_S && rpc_flow_cookie((int)fd) == c->cookie;
     }
     return n_new && n_new >= d->config.max_new * (1 + n_used);
 }
@@ -271,7 +247,7 @@ static bool is_stranger(const struct rpc_door *d, struct rpc_origin from)
 static void know(struct connection *c)
 {
     c->is_strangers = false;
-    if (cookie_of(c->wire_fd) == c->wire_cookie)
+    if (rpc_flow_cookie(c->wire_fd) == c->wire_cookie)
         widen(c->wire_fd);
 }
 
@@ -307,7 +283,7 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
     if (has_room) {
         d->n_open += !d->connections[fd].cookie;
         lost(d, &d->connections[fd]);
-        d->connections[fd] = (struct connection){.cookie = cookie_of(fd),
+        d->connections[fd] = (struct connection){.cookie = rpc_flow_cookie(fd),
                                                  .from = from,
                                                  .is_trusted = w->is_trusted,
                                                  .is_strangers = is_strangers,
@@ -315,7 +291,7 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
                                                  .local = local,
                                                  .idle_ns = now,
                                                  .wire_fd = outer,
-                                                 .wire_cookie = cookie_of(outer),
+                                                 .wire_cookie = rpc_flow_cookie(outer),
                                                  .account = rpc_account_open(now)};
     }
     d->stats.n_refused += !has_room;
@@ -330,30 +306,13 @@ static void hand_on(struct rpc_door *d, const struct newcomer *w)
     warn(d, from, "connection refused: as many are open as the server takes");
 }
 
-/* "10.0.0.1:4242" or "[::1]:4242". Unchanged if it is neither of IPv4 nor of IPv6. */
-static void print_address(struct sockaddr_storage *a, char *out, size_t out_bytes)
-{
-    char host[INET6_ADDRSTRLEN + 16], port[8];
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)a;
-    if (a->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
-        struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = v6->sin6_port};
-        memcpy(&v4.sin_addr, v6->sin6_addr.s6_addr + 12, sizeof(v4.sin_addr));
-        memcpy(a, &v4, sizeof(v4));
-    }
-    bool is_v6 = a->ss_family == AF_INET6;
-    if ((is_v6 || a->ss_family == AF_INET) &&
-        !getnameinfo((struct sockaddr *)a, is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), host,
-                     sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV))
-        snprintf(out, out_bytes, is_v6 ? "[%s]:%s" : "%s:%s", host, port);
-}
-
 /* One end of the connection. False: it has ended. Call under the lock. (A connection with an open call keeps
  * its descriptor; when it has ended, another may have it.) */
 static bool end_of(struct rpc_door *d, int fd, uint64_t connection, bool is_peer, struct sockaddr_storage *out)
 {
     socklen_t len = sizeof(*out);
     *out = (struct sockaddr_storage){0};
-    if (!connection || cookie_of(fd) != connection)
+    if (!connection || rpc_flow_cookie(fd) != connection)
         return false;
     if (d->config.tls)
         memcpy(out, is_peer ? &d->connections[fd].peer : &d->connections[fd].local, sizeof(struct sockaddr_in6));
@@ -370,7 +329,7 @@ void rpc_door_peer(struct rpc_door *d, int fd, uint64_t connection, char *out, s
     snprintf(out, out_bytes, "?");
     pthread_mutex_lock(&d->lock);
     if (end_of(d, fd, connection, true, &a)) {
-        print_address(&a, out, out_bytes);
+        rpc_address_print(&a, out, out_bytes);
         if (a.ss_family == AF_UNIX && !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len))
             snprintf(out, out_bytes, "uid=%u pid=%d", (unsigned)who.uid, (int)who.pid);
     }
@@ -383,7 +342,7 @@ void rpc_door_local(struct rpc_door *d, int fd, uint64_t connection, char *out, 
     *out = 0;
     pthread_mutex_lock(&d->lock);
     if (end_of(d, fd, connection, false, &a))
-        print_address(&a, out, out_bytes);
+        rpc_address_print(&a, out, out_bytes);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -453,7 +412,8 @@ static bool is_unexplained(const struct rpc_door *d, struct connection *c, uint6
     if (!c->cookie || !rpc_flow_of(c->wire_fd, &flow))
         return false;
     const struct rpc_allowance may = allowance(d, c, now);
-    return rpc_account_is_over(&c->account, &flow, c->n_calls, &may, now) && cookie_of(c->wire_fd) == c->wire_cookie;
+    return rpc_account_is_over(&c->account, &flow, c->n_calls, &may, now) &&
+           rpc_flow_cookie(c->wire_fd) == c->wire_cookie;
 }
 
 /* A call from there was answered. Call under the lock. */
@@ -485,7 +445,7 @@ static const char GIVEN_UP[] = "connection closed: it opens calls and gives them
 /* Its client has closed the connection. gRPC tells calls first. */
 static bool has_left(const struct connection *c)
 {
-    return !rpc_flow_is_open(c->wire_fd) || cookie_of(c->wire_fd) != c->wire_cookie;
+    return !rpc_flow_is_open(c->wire_fd) || rpc_flow_cookie(c->wire_fd) != c->wire_cookie;
 }
 
 uint64_t rpc_door_call_begin(struct rpc_door *d, int fd)

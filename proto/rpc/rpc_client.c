@@ -11,14 +11,16 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
 
 #include "base/mem.h"
+#include "proto/rpc/rpc_flow.h"
 
-enum { CHANNELS_MOST = 64, CHANNEL_CALLS = RPC_CONNECTION_CALLS / 2 };
+enum { UNARY_LOOK_MS = 20, CHANNELS_MOST = 64, CHANNEL_CALLS = RPC_CONNECTION_CALLS / 2 };
 
 struct rpc_channel {
     grpc_channel *grpc;
@@ -30,6 +32,7 @@ struct rpc_client {
     char *target;
     struct rpc_tls_files tls;
     uint32_t frozen_ms;
+    bool must_prove;
     /* One connection each; under the pump's lock. A server takes RPC_CONNECTION_CALLS on one, so there is a
      * further channel when each has CHANNEL_CALLS. */
     struct rpc_channel channels[CHANNELS_MOST];
@@ -80,6 +83,7 @@ static grpc_channel *channel_create(const char *target, const struct rpc_tls_fil
         /* A channel without calls keeps its connection. The filter that would end it takes time for each
          * message. */
         RPC_INT_ARG(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, INT_MAX),
+        RPC_INT_ARG(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, RPC_READ_CHUNK_BYTES),
         RPC_UNCOMPRESSED,
         {.type = GRPC_ARG_STRING, /* the last one: left out without a name */
          .key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG,
@@ -147,6 +151,7 @@ enum td_status rpc_client_open(const struct rpc_client_config *config, struct rp
     c->target = mem_strdup(config->target);
     c->tls = config->tls ? *config->tls : (struct rpc_tls_files){0};
     c->frozen_ms = config->frozen_ms;
+    c->must_prove = config->must_prove;
     c->channels[c->n_channels++].grpc = channel_of(c);
     *out = c;
     return TD_OK;
@@ -252,6 +257,42 @@ enum td_status rpc_call_start(struct rpc_client *c, const struct rpc_call_params
     return call_start(c, params, NULL, out);
 }
 
+/* Which connection the call is on. False: none, as far as we know. */
+static bool find_connection(struct rpc_call *call)
+{
+    char address[RPC_PEER_BYTES];
+    if (!call->connection)
+        rpc_call_peer(call, address);
+    if (!call->connection && address[0] != '?') {
+        call->fd = rpc_flow_find(address);
+        call->connection = rpc_flow_cookie(call->fd);
+    }
+    return call->connection;
+}
+
+bool rpc_call_floods(struct rpc_call *call)
+{
+    struct rpc_flow flow;
+    bool is_known = call->connection;
+    if (!call->must_prove || atomic_load(&call->is_proved))
+        return false;
+    call->n_looks += !is_known;
+    if (!is_known && call->n_looks & (call->n_looks - 1)) /* less and less often while there is no connection */
+        return false;
+    if (!find_connection(call) || !rpc_flow_of(call->fd, &flow) || rpc_flow_cookie(call->fd) != call->connection)
+        return false;
+    if (!is_known)
+        call->read_bytes = flow.read_bytes;
+    return flow.read_bytes > call->read_bytes + RPC_UNASKED_BYTES;
+}
+
+void rpc_call_hang_up(struct rpc_call *call)
+{
+    if (find_connection(call))
+        rpc_flow_cut(call->fd, call->connection);
+    rpc_call_cancel(call);
+}
+
 /* ------------------------------------------------------------------ unary */
 
 struct unary {
@@ -281,6 +322,24 @@ static void unary_end(struct rpc_call *call, enum rpc_code code, const char *tex
     u->done = true;
     pthread_cond_signal(&u->ended);
     pthread_mutex_unlock(&u->lock);
+}
+
+/* Waits for the end, or until it is time to look at what came. Under the lock. */
+static void unary_wait(struct unary *u, struct rpc_call *call)
+{
+    struct timespec at;
+    if (!call->must_prove) {
+        pthread_cond_wait(&u->ended, &u->lock);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_nsec += UNARY_LOOK_MS * 1000000;
+    at.tv_sec += at.tv_nsec / 1000000000;
+    at.tv_nsec %= 1000000000;
+    if (pthread_cond_timedwait(&u->ended, &u->lock, &at) && !u->done && rpc_call_floods(call)) {
+        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "the server sends what nobody has asked for");
+        rpc_call_hang_up(call);
+    }
 }
 
 static enum rpc_code unary_result(struct unary *u, ProtobufCMessage **response_out, struct td_error *text_out)
@@ -313,13 +372,14 @@ enum rpc_code rpc_unary(struct rpc_client *c, const char *path, const ProtobufCM
         .handlers = {.on_message = unary_message, .on_end = unary_end},
         .user = &u,
         .timeout_ms = timeout_ms,
+        .must_prove = c->must_prove,
     };
     struct rpc_call *call = NULL;
     enum td_status status = call_start(c, &params, request, &call);
     if (status == TD_OK) {
         pthread_mutex_lock(&u.lock);
         while (!u.done)
-            pthread_cond_wait(&u.ended, &u.lock);
+            unary_wait(&u, call);
         pthread_mutex_unlock(&u.lock);
         rpc_call_unref(call);
     } else {

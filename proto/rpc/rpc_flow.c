@@ -1,10 +1,17 @@
 #include "proto/rpc/rpc_flow.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include "proto/rpc/rpc_networks.h"
 
 bool rpc_flow_of(int fd, struct rpc_flow *out)
 {
@@ -16,6 +23,51 @@ bool rpc_flow_of(int fd, struct rpc_flow *out)
     uint64_t came = info.tcpi_bytes_received;
     *out = (struct rpc_flow){came > (uint64_t)unread ? came - (uint64_t)unread : 0, info.tcpi_bytes_acked};
     return true;
+}
+
+uint64_t rpc_flow_cookie(int fd)
+{
+    uint64_t cookie = 0;
+    socklen_t len = sizeof(cookie);
+    return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) ? 0 : cookie;
+}
+
+int rpc_flow_find(const char *address)
+{
+    int found = -1;
+    uint64_t latest = 0; /* cookies grow */
+    DIR *fds = opendir("/proc/self/fd");
+    const struct dirent *e;
+    while (fds && (e = readdir(fds))) {
+        int fd = atoi(e->d_name);
+        struct sockaddr_storage to = {0};
+        socklen_t len = sizeof(to);
+        char text[INET6_ADDRSTRLEN + 32] = "";
+        if (e->d_name[0] == '.' || getpeername(fd, (struct sockaddr *)&to, &len))
+            continue;
+        rpc_address_print(&to, text, sizeof(text));
+        uint64_t cookie = rpc_flow_cookie(fd);
+        if (strcmp(text, address) != 0 || cookie < latest)
+            continue;
+        found = fd;
+        latest = cookie;
+    }
+    if (fds)
+        closedir(fds);
+    return found;
+}
+
+void rpc_flow_cut(int fd, uint64_t cookie)
+{
+    char bytes[16 << 10];
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (copy >= 0 && rpc_flow_cookie(copy) == cookie) {
+        shutdown(copy, SHUT_RDWR);
+        while (recv(copy, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+            ;
+    }
+    if (copy >= 0)
+        close(copy);
 }
 
 enum { ESTABLISHED = 1 }; /* TCP_ESTABLISHED of <netinet/tcp.h> */

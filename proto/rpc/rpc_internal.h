@@ -19,6 +19,8 @@
 
 #define RPC_TEXT_BYTES 1025 /* a status text: 1 KiB and the NUL */
 
+#define RPC_READ_CHUNK_BYTES (64 << 10) /* that gRPC reads, and then handles, at a time */
+
 #define RPC_INT_ARG(name, n)                                                                                           \
     {                                                                                                                  \
         .type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (n)                                          \
@@ -161,8 +163,10 @@ struct rpc_call {
 
     struct rpc_tag close_tag, recv_tag, send_tag;
     struct rpc_door *door;   /* server: knows the connection */
-    int fd;                  /* server: descriptor of the connection, as long as the connection lasts */
-    uint64_t connection;     /* server: number of the connection */
+    int fd;                  /* descriptor of the connection, as long as it lasts; client: see rpc_call_floods() */
+    uint64_t connection;     /* number of the connection; client: the same */
+    uint64_t read_bytes;     /* client: of the connection, when rpc_call_floods() first looked at it */
+    uint32_t n_looks;        /* client: for its connection */
     uint32_t *channel_calls; /* client: how many its channel has; under the pump's lock */
     uint32_t n_received;     /* used by the chain of receives only */
     size_t message_bytes;    /* memory of the message that on_message has */

@@ -1,7 +1,9 @@
 #include "proto/rpc/rpc_networks.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,4 +89,21 @@ void rpc_networks_free(struct rpc_networks *n)
 {
     free(n->list);
     *n = (struct rpc_networks){0};
+}
+
+void rpc_address_print(const struct sockaddr_storage *a, char *out, size_t out_bytes)
+{
+    char host[INET6_ADDRSTRLEN + 16], port[8];
+    struct sockaddr_storage plain = *a;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&plain;
+    if (a->ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+        struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = v6->sin6_port};
+        memcpy(&v4.sin_addr, v6->sin6_addr.s6_addr + sizeof(MAPPED), sizeof(v4.sin_addr));
+        memcpy(&plain, &v4, sizeof(v4));
+    }
+    bool is_v6 = plain.ss_family == AF_INET6;
+    if ((is_v6 || plain.ss_family == AF_INET) &&
+        !getnameinfo((struct sockaddr *)&plain, is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), host,
+                     sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV))
+        snprintf(out, out_bytes, is_v6 ? "[%s]:%s" : "%s:%s", host, port);
 }

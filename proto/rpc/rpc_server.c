@@ -24,7 +24,6 @@
 #include "proto/rpc/rpc_tls.h"
 
 #define N_SLOTS           64
-#define READ_CHUNK_BYTES  (64 << 10)
 #define RPC_HTTP2_PREFACE "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" /* RFC 9113, 3.4 */
 
 struct rpc_slot { /* one outstanding request for a call */
@@ -329,9 +328,8 @@ static grpc_server *server_create(uint32_t max_message_bytes, const struct rpc_s
          * second for what lies in the kernel's buffer.
          */
         RPC_INT_ARG(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0),
-        /* What gRPC reads at a time it also handles at a time: at most some hundred calls of one connection,
-         * instead of 4 MiB. */
-        RPC_INT_ARG(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, READ_CHUNK_BYTES),
+        /* At most some hundred calls of one connection, instead of 4 MiB. */
+        RPC_INT_ARG(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, RPC_READ_CHUNK_BYTES),
         RPC_UNCOMPRESSED,
         {.type = GRPC_ARG_POINTER,
          .key = (char *)GRPC_ARG_RESOURCE_QUOTA,

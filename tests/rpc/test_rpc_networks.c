@@ -1,17 +1,23 @@
-/* Lists of networks, as options give them. */
+/* Lists of networks, as options give them, and addresses as text. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include "proto/rpc/rpc_networks.h"
 #include "tests/tap.h"
 
-static bool have(const struct rpc_networks *n, const char *address)
+static struct sockaddr_storage address_of(const char *text)
 {
     struct sockaddr_storage a = {0};
-    if (inet_pton(AF_INET, address, &((struct sockaddr_in *)&a)->sin_addr) == 1)
+    if (inet_pton(AF_INET, text, &((struct sockaddr_in *)&a)->sin_addr) == 1)
         a.ss_family = AF_INET;
-    else if (inet_pton(AF_INET6, address, &((struct sockaddr_in6 *)&a)->sin6_addr) == 1)
+    else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&a)->sin6_addr) == 1)
         a.ss_family = AF_INET6;
+    return a;
+}
+
+static bool have(const struct rpc_networks *n, const char *address)
+{
+    const struct sockaddr_storage a = address_of(address);
     return rpc_networks_have(n, &a);
 }
 
@@ -81,6 +87,24 @@ START_TEST(test_no_list_has_nothing)
 }
 END_TEST
 
+START_TEST(test_addresses_are_written_as_grpc_writes_them)
+{
+    static const char *const CASES[][2] = {
+        {"10.0.0.7", "10.0.0.7:4242"},
+        {"::ffff:10.0.0.7", "10.0.0.7:4242"},
+        {"2001:db8::1", "[2001:db8::1]:4242"},
+        {"no address", "as it was"},
+    };
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char out[64] = "as it was";
+        struct sockaddr_storage a = address_of(CASES[i][0]);
+        ((struct sockaddr_in *)&a)->sin_port = htons(4242); /* at the same place in both */
+        rpc_address_print(&a, out, sizeof(out));
+        ck_assert_str_eq(out, CASES[i][1]);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("rpc networks");
@@ -88,6 +112,7 @@ int main(void)
     tcase_add_test(tc, test_networks_have_their_addresses);
     tcase_add_test(tc, test_what_is_no_network_is_named);
     tcase_add_test(tc, test_no_list_has_nothing);
+    tcase_add_test(tc, test_addresses_are_written_as_grpc_writes_them);
     suite_add_tcase(s, tc);
     return tap_main(s);
 }

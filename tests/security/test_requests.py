@@ -6,7 +6,7 @@ Default: attacks of a second. TANDEM_LONG=security: longer ones, and on more con
 import contextlib, os, signal, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "cluster"))
 sys.path.insert(0, os.path.dirname(__file__))
-import attacks, h2
+import attacks, h2, servers
 from concurrent import futures
 from harness import *
 from client import Client, grpc, request, worker_pb
@@ -250,6 +250,55 @@ def test_compressed_messages_of_servers_are_refused():
         c.wait_ready(60)
         ask(c)
         c.audit()
+
+
+@test
+def test_servers_that_flood_are_left():
+    """Who has taken a worker's port sends its router what belongs to no call."""
+    names = servers.SERVERS if LONG else ("endless_headers", "empty_continuations", "empty_data")
+    for name in names:
+        with Cluster(plan="split", decode=2) as c:
+            lost, before, watch, times = c["decode-1"], memory(c.router), Watch(c.router), []
+            lost.kill()
+            lost.child.wait()
+            flood, end = servers.Server(lost.address, servers.SERVERS[name]), time.monotonic() + 2 * SECONDS
+            while time.monotonic() < end:
+                times.append(ask(c))
+            n = flood.n
+            flood.close()
+            watch.is_over = True
+            print(f"# {name}: {n} connections, most {(watch.most - before) >> 20} MiB; other calls: {len(times)}, "
+                  f"longest {max(times):.3f} s", flush=True)
+            assert n and max(times) < 1.5 * SLOW, (n, max(times))
+            assert SLOW > 1 or watch.most < before + 64 * MIB, f"{(watch.most - before) >> 20} MiB"
+            assert not re.search("worker lost peer=(decode-0|prefill)", c.log("router")), c.log("router")
+            lost.start()
+            c.wait_ready(100)  # until the router tries again
+            ask(c)
+            c.audit()
+
+
+@test
+def test_routers_that_flood_are_left():
+    """The same, of who has taken the port at which workers register."""
+    names = servers.SERVERS if LONG else ("endless_headers", "empty_continuations")
+    for name in names:
+        address = f"127.0.0.1:{free_port()}"
+        flood = servers.Server(address, servers.SERVERS[name])
+        with Cluster(plan="split", worker_args=["--routers", address]) as c:
+            before, watch, times = memory(c["decode-0"]), Watch(c["decode-0"]), []
+            end = time.monotonic() + 2 * SECONDS
+            while time.monotonic() < end:
+                times.append(ask(c))
+            watch.is_over = True
+            most = (watch.most - before) >> 20
+            print(f"# {name}: {flood.n} connections, most {most} MiB; other calls: {len(times)}, "
+                  f"longest {max(times):.3f} s", flush=True)
+            assert flood.n and max(times) < 1.5 * SLOW, (flood.n, max(times))
+            assert SLOW > 1 or most < 64, most
+            assert "worker lost" not in c.log("router"), c.log("router")
+            c.audit()
+        flood.close()
 
 
 @test
