@@ -329,8 +329,9 @@ void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end come
  * Client, one thread. Floods: with must_prove: whether more than RPC_UNASKED_BYTES have come on the call's
  * connection between the first such look and this one, before the proof. gRPC bounds neither what a server
  * sends that belongs to no call nor the time that this takes, so the caller looks every few hundredths of a
- * second, and hangs up: that ends the call and its connection, and drops what has come. False, and only the
- * end of the call, on a unix socket.
+ * second, and hangs up: that ends the call and its connection, and drops what has come. A connection on which
+ * nothing came is kept: a server that stands still would find hundreds of them. On a unix socket nothing is
+ * seen, and hanging up only ends the call.
  */
 bool rpc_call_floods(struct rpc_call *call);
 void rpc_call_hang_up(struct rpc_call *call);

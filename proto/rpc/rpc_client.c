@@ -288,7 +288,8 @@ bool rpc_call_floods(struct rpc_call *call)
 
 void rpc_call_hang_up(struct rpc_call *call)
 {
-    if (find_connection(call))
+    struct rpc_flow flow;
+    if (find_connection(call) && rpc_flow_of(call->fd, &flow) && flow.read_bytes)
         rpc_flow_cut(call->fd, call->connection);
     rpc_call_cancel(call);
 }

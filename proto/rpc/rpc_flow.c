@@ -32,25 +32,32 @@ uint64_t rpc_flow_cookie(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) ? 0 : cookie;
 }
 
+/* port: of the address; compared first, because that is quick. IPv6 has it at the same place as IPv4. */
+static bool leads_to(int fd, in_port_t port, const char *address)
+{
+    struct sockaddr_storage to = {0};
+    socklen_t len = sizeof(to);
+    char text[INET6_ADDRSTRLEN + 32] = "";
+    if (getpeername(fd, (struct sockaddr *)&to, &len) || ((struct sockaddr_in *)&to)->sin_port != port)
+        return false;
+    rpc_address_print(&to, text, sizeof(text));
+    return !strcmp(text, address);
+}
+
 int rpc_flow_find(const char *address)
 {
+    const char *colon = strrchr(address, ':');
+    const in_port_t port = htons(colon ? (in_port_t)atoi(colon + 1) : 0);
     int found = -1;
     uint64_t latest = 0; /* cookies grow */
     DIR *fds = opendir("/proc/self/fd");
     const struct dirent *e;
     while (fds && (e = readdir(fds))) {
-        int fd = atoi(e->d_name);
-        struct sockaddr_storage to = {0};
-        socklen_t len = sizeof(to);
-        char text[INET6_ADDRSTRLEN + 32] = "";
-        if (e->d_name[0] == '.' || getpeername(fd, (struct sockaddr *)&to, &len))
-            continue;
-        rpc_address_print(&to, text, sizeof(text));
-        uint64_t cookie = rpc_flow_cookie(fd);
-        if (strcmp(text, address) != 0 || cookie < latest)
+        int fd = e->d_name[0] == '.' ? -1 : atoi(e->d_name);
+        if (!leads_to(fd, port, address) || rpc_flow_cookie(fd) < latest)
             continue;
         found = fd;
-        latest = cookie;
+        latest = rpc_flow_cookie(fd);
     }
     if (fds)
         closedir(fds);

@@ -251,7 +251,7 @@ def test_logits_that_are_not_finite_end_a_request_with_an_error():
 def test_bad_options_give_one_line_and_exit_2():
     for program, args in (("decode/tandem-decode", ["--model", DEMO, "--nonsense"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--pages", "minus"]),
-                          ("decode/tandem-decode", ["--model", DEMO, "--max-batch", "0"]),
+                          ("decode/tandem-decode", ["--model", DEMO, "--max-batch", "5000"]),
                           ("decode/tandem-decode", ["--model", DEMO, "--isa", "quantum"]),
                           ("decode/tandem-decode", []),
                           ("decode/tandem-decode", ["--model", DEMO, "--listen", "nonsense"]),

@@ -1,5 +1,8 @@
 """The gateway in front of a real cluster: OpenAI's chat completions and completions, tokenize and detokenize,
-models, health, errors, keys, TLS, clients that leave, routers that are killed."""
+models, health, errors, keys, TLS, clients that leave, routers that are killed.
+
+Default: 48 answers under way when routers die. TANDEM_LONG=streams: 200.
+"""
 import concurrent.futures, http.client, json, os, signal, socket, ssl, sys, threading, time
 sys.path[:0] = [os.path.join(os.path.dirname(__file__), "..", d) for d in ("cluster", "security")]
 from harness import *
@@ -8,6 +11,7 @@ from client import Client, request
 from streams import ids
 
 MODEL = "tandem-demo"
+EACH = 25 if os.environ.get("TANDEM_LONG") in ("streams", "all") else 6  # answers of a kind, in eight kinds
 DIMS = "layers=2,kv_heads=1,heads=1,head_dim=64,hidden=64,ffn=64,vocab=1536,positions=8192"
 SIM = ["--engine", "sim", "--numerics", "bf16", "--pages", "3000", "--max-context", "8192", "--sim-decode", "200,0,0"]
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -499,14 +503,14 @@ def test_streams_whose_router_dies_go_on_at_another():
     with Cluster(routers=3, worker_args=["--faults", "step:delay/10ms"]) as c, Gateway(c, "--metrics-listen", metrics) as g:
         want = [text(g, *kind, stream) for kind in kinds for stream in (False, True)]
         assert want[::2] == want[1::2], want
-        with concurrent.futures.ThreadPoolExecutor(48) as pool:
-            asked = [pool.submit(text, g, *kind, stream) for _ in range(6) for kind in kinds for stream in (False, True)]
+        with concurrent.futures.ThreadPoolExecutor(8 * EACH) as pool:
+            asked = [pool.submit(text, g, *kind, stream) for _ in range(EACH) for kind in kinds for stream in (False, True)]
             for victim in c.routers[:2]:
                 wait_until(lambda: c.status(victim)["running"] > 4, 30, lambda: str(c.status(victim)))
                 time.sleep(0.3)
                 victim.kill()
             got = [a.result() for a in asked]
-        wrong = [(x, y) for x, y in zip(got, want * 6) if x != y]
+        wrong = [(x, y) for x, y in zip(got, want * EACH) if x != y]
         assert not wrong, wrong[0]
         resumed = metric(metrics, "tandem_gateway_resumed_total{}")
         print(f"# {resumed:.0f} choices went on at another router")
