@@ -164,6 +164,7 @@ static uint32_t count_from(const struct rpc_door *d, struct rpc_origin from)
     return n;
 }
 
+/* Closes a connection. */
 static void cut(struct rpc_door *d, struct connection *c)
 {
     rpc_flow_cut((int)(c - d->connections), c->cookie);

@@ -1,5 +1,5 @@
-/* What a TCP connection has carried. In a file of its own: the kernel's header that has the fields and libc's
- * that others need define the same names. */
+/* TCP connections by their descriptors: what they have carried, which one it is, and its end. In a file of
+ * its own: the kernel's header that has the fields and libc's that others need define the same names. */
 #pragma once
 
 #include <stdbool.h>
