@@ -85,7 +85,7 @@ static void tell(struct registrar *r, struct joined_router *t)
         log_warn(r->config.log, "router does not take us address=%s why='%s: %s'", r->config.address,
                  rpc_code_name(code), e.text);
     t->last = code;
-    t->n_floods = code == RPC_RESOURCE_EXHAUSTED ? t->n_floods + 1 : 0;
+    t->n_floods = code == RPC_ABORTED ? t->n_floods + 1 : 0;
     if (t->n_floods)
         t->retry_ns = now + (FLOOD_NS << (t->n_floods < FLOOD_DOUBLINGS ? t->n_floods : FLOOD_DOUBLINGS));
 }

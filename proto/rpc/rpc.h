@@ -304,7 +304,7 @@ struct rpc_client_config {
     uint32_t frozen_ms;    /* a server that answers no ping for this long is lost; 0: RPC_FROZEN_MS */
     struct faults *faults; /* for messages that this client sends; borrowed; NULL: none */
     const struct log *log;
-    bool must_prove; /* rpc_unary() asks rpc_call_floods(); then it hangs up and gives RPC_RESOURCE_EXHAUSTED */
+    bool must_prove; /* rpc_unary() asks rpc_call_floods(); then it hangs up and gives RPC_ABORTED */
 };
 enum td_status rpc_client_open(const struct rpc_client_config *config, struct rpc_client **out,
                                struct td_error *error_out);

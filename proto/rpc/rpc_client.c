@@ -338,7 +338,7 @@ static void unary_wait(struct unary *u, struct rpc_call *call)
     at.tv_sec += at.tv_nsec / 1000000000;
     at.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&u->ended, &u->lock, &at) && !u->done && rpc_call_floods(call)) {
-        rpc_call_abort(call, RPC_RESOURCE_EXHAUSTED, "the server sends what nobody has asked for");
+        rpc_call_abort(call, RPC_ABORTED, "the server sends what nobody has asked for");
         rpc_call_hang_up(call);
     }
 }
