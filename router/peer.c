@@ -25,7 +25,7 @@
 #include "router/router_internal.h"
 #include "worker/link.h"
 
-enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FLOOD_DOUBLINGS = 5, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
+enum { RETRY_MS = 100, RETRY_REFUSED_MS = 2000, FORGET_MS = 60000, EVENTS_AT_ONCE = 512 };
 
 /* Bounds of what a worker may report. */
 static const double MOST_STEP_MS = 24 * 3.6e6, MOST_TOKENS = 1e10, MOST_SQUARE = 1e18;
@@ -278,8 +278,7 @@ void peer_tick(struct peer *p, uint64_t now)
             set_state(p, PEER_LOST);
         connect_peer(p);
     } else if (p->call && p->state == PEER_CONNECTING && rpc_call_floods(p->call)) {
-        lose(p, "it sends what nobody has asked for", (uint64_t)RETRY_REFUSED_MS << p->n_floods, false);
-        p->n_floods += p->n_floods < FLOOD_DOUBLINGS;
+        lose(p, "it sends what nobody has asked for", rpc_flood_wait_ms(p->n_floods++), false);
     } else if (p->call && now > p->heard_ns + silence) {
         end_stream(p, p->state == PEER_CONNECTING ? "no answer" : "silent");
     }

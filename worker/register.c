@@ -11,8 +11,7 @@
 #include "worker.pb-c.h"
 #include "worker/proof.h"
 
-enum { MAX_ROUTERS = 16, CALL_MS = 1000, FLOOD_DOUBLINGS = 5 };
-#define FLOOD_NS NS_PER_S
+enum { MAX_ROUTERS = 16, CALL_MS = 1000 };
 
 struct joined_router { /* a router */
     struct rpc_client *client;
@@ -85,9 +84,10 @@ static void tell(struct registrar *r, struct joined_router *t)
         log_warn(r->config.log, "router does not take us address=%s why='%s: %s'", r->config.address,
                  rpc_code_name(code), e.text);
     t->last = code;
-    t->n_floods = code == RPC_ABORTED ? t->n_floods + 1 : 0;
-    if (t->n_floods)
-        t->retry_ns = now + (FLOOD_NS << (t->n_floods < FLOOD_DOUBLINGS ? t->n_floods : FLOOD_DOUBLINGS));
+    if (code == RPC_ABORTED)
+        t->retry_ns = now + rpc_flood_wait_ms(t->n_floods++) * NS_PER_MS;
+    else
+        t->n_floods = 0;
 }
 
 static void tell_all(void *arg)

@@ -204,7 +204,7 @@ struct rpc_method {
  * names and values of a call's headers. */
 enum { RPC_CONNECTION_CALLS = 256, RPC_NEW_CONNECTIONS = 4, RPC_HEADERS_BYTES = 16384 };
 /* A call that has brought no message by then is ended. What a stranger may send in one message: unpacked it
- * takes many times as much. */
+ * takes many times as much. What comes on a connection until rpc_call_floods() is true. */
 enum { RPC_FIRST_MESSAGE_MS = 10000, RPC_UNPROVED_BYTES = 4096, RPC_UNASKED_BYTES = 64 << 10 };
 
 struct rpc_server_config {
@@ -334,6 +334,12 @@ void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end come
  * seen, and hanging up only ends the call.
  */
 bool rpc_call_floods(struct rpc_call *call);
+/* How long a client that sent a flood waits, or a server is left alone. n_before: its floods before that. */
+enum { RPC_FLOOD_WAIT_MS = 2000, RPC_FLOOD_DOUBLINGS = 5 };
+static inline uint64_t rpc_flood_wait_ms(uint32_t n_before)
+{
+    return (uint64_t)RPC_FLOOD_WAIT_MS << (n_before < RPC_FLOOD_DOUBLINGS ? n_before : RPC_FLOOD_DOUBLINGS);
+}
 void rpc_call_hang_up(struct rpc_call *call);
 /*
  * Inside a client's on_message, or before a server's call runs: no other message is delivered until

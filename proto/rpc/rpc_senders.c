@@ -111,7 +111,7 @@ void rpc_senders_flood(struct rpc_senders *s, struct rpc_origin from, uint64_t n
     uint32_t n = n_floods(it, now_ns);
     it->n_before = n < RPC_FLOOD_DOUBLINGS ? n : RPC_FLOOD_DOUBLINGS;
     it->n_credit = 0;
-    it->until_ns = now_ns + ((uint64_t)RPC_FLOOD_WAIT_MS << it->n_before) * NS_PER_MS;
+    it->until_ns = now_ns + rpc_flood_wait_ms(it->n_before) * NS_PER_MS;
 }
 
 bool rpc_senders_must_wait(struct rpc_senders *s, struct rpc_origin from, uint64_t now_ns)

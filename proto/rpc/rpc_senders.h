@@ -14,8 +14,10 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
+#include "proto/rpc/rpc.h"
+
 enum { RPC_SENDERS = 256 };
-enum { RPC_FLOOD_WAIT_MS = 2000, RPC_FLOOD_MEMORY_MS = 600000, RPC_FLOOD_DOUBLINGS = 5 };
+enum { RPC_FLOOD_MEMORY_MS = 600000 };
 enum {                        /* how much counts */
        RPC_WASTE_LONG = 64,   /* a call whose headers are too long */
        RPC_WASTE_SILENT = 16, /* one without a request */

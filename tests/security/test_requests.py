@@ -286,6 +286,7 @@ def test_routers_that_flood_are_left():
         address = f"127.0.0.1:{free_port()}"
         flood = servers.Server(address, servers.SERVERS[name])
         with Cluster(plan="split", worker_args=["--routers", address]) as c:
+            ask(c)
             before, watch, times = memory(c["decode-0"]), Watch(c["decode-0"]), []
             end = time.monotonic() + 2 * SECONDS
             while time.monotonic() < end:
@@ -295,7 +296,7 @@ def test_routers_that_flood_are_left():
             print(f"# {name}: {flood.n} connections, most {most} MiB; other calls: {len(times)}, "
                   f"longest {max(times):.3f} s", flush=True)
             assert flood.n and max(times) < 1.5 * SLOW, (flood.n, max(times))
-            assert SLOW > 1 or most < 64, most
+            assert SLOW > 1 or most < 128, most  # the pool's 64 MiB may be touched meanwhile
             assert "worker lost" not in c.log("router"), c.log("router")
             c.audit()
         flood.close()
