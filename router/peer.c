@@ -217,10 +217,10 @@ static void forget(struct peer *p)
 }
 
 /*
- * The stream is over, or is given up here (is_over is false). A draining worker has drained when its stream
- * is over, as far as we know; one that is only silent may still be there. If the same process says hello
- * again, it drains again (on_hello()): the message may have been lost with the stream. Order: the state and
- * the breaker change first, then requests are re-planned (forget()), so that no new plan uses this peer.
+ * The stream is over, or is given up, here or by gRPC (is_over is false). A draining worker has drained when
+ * its stream is over, as far as we know; one that is only silent may still be there. If the same process says
+ * hello again, it drains again (on_hello()): the message may have been lost with the stream. Order: the state
+ * and the breaker change first, then requests are re-planned (forget()), so that no new plan uses this peer.
  */
 static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_over)
 {
@@ -259,7 +259,7 @@ static void lose(struct peer *p, const char *why, uint64_t retry_ms, bool is_ove
 
 void peer_gone(struct peer *p, const char *why)
 {
-    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, true);
+    lose(p, why, p->state == PEER_REFUSED ? RETRY_REFUSED_MS : RETRY_MS, !rpc_text_is_silence(why));
 }
 
 static void end_stream(struct peer *p, const char *why)

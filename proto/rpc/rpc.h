@@ -281,6 +281,10 @@ size_t rpc_text_field(const char *text);
  * terminates it. */
 void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_bytes);
 bool rpc_text_is_clean(const char *text, size_t len_bytes);
+/* Whether the text with which a client's call ended by RPC_UNAVAILABLE says that nobody answered in time,
+ * or that no way leads there: the server may be alive. Else it has closed the connection, or nobody
+ * listens. */
+bool rpc_text_is_silence(const char *text);
 
 /* Server side, any thread, once: sends what is queued, then the status. retry_after_ms > 0 is sent in
  * trailing metadata as "retry-after-ms". It is also in google.rpc.Status ("grpc-status-details-bin"), as is
@@ -328,10 +332,11 @@ void rpc_call_cancel(struct rpc_call *call);     /* ends on_message; on_end come
 /*
  * Client, one thread. Floods: with must_prove: whether more than RPC_UNASKED_BYTES have come on the call's
  * connection between the first such look and this one, before the proof. gRPC bounds neither what a server
- * sends that belongs to no call nor the time that this takes, so the caller looks every few hundredths of a
- * second, and hangs up: that ends the call and its connection, and drops what has come. A connection on which
- * nothing came is kept: a server that stands still would find hundreds of them. On a unix socket nothing is
- * seen, and hanging up only ends the call.
+ * sends that belongs to no call nor the time that this takes, so the caller looks every few hundredths of
+ * a second, and hangs up: that ends the call and its connection, and drops what has come. A connection on
+ * which nothing came is kept, as a server that stands still would find hundreds of them; so is one that
+ * carried a proof before, on which nothing counts as a flood. On a unix socket nothing is seen, and
+ * hanging up only ends the call.
  */
 bool rpc_call_floods(struct rpc_call *call);
 /* How long a client that sent a flood waits, or a server is left alone. n_before: its floods before that. */

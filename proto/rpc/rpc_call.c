@@ -195,6 +195,8 @@ void rpc_call_proved(struct rpc_call *call)
         rpc_door_proved(call->door, call->fd, call->connection);
     if (call->is_server)
         rpc_pump_spoke(call->pump, call);
+    else
+        rpc_client_proved(call);
 }
 
 bool rpc_call_over(struct rpc_call *call)

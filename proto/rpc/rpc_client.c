@@ -22,11 +22,6 @@
 
 enum { UNARY_LOOK_MS = 20, CHANNELS_MOST = 64, CHANNEL_CALLS = RPC_CONNECTION_CALLS / 2 };
 
-struct rpc_channel {
-    grpc_channel *grpc;
-    uint32_t n_calls;
-};
-
 struct rpc_client {
     struct rpc_pump pump;
     char *target;
@@ -121,7 +116,7 @@ static grpc_channel *take_channel(struct rpc_client *c, struct rpc_call *call)
         found->grpc = channel_of(c);
     }
     found->n_calls++;
-    call->channel_calls = &found->n_calls;
+    call->channel = found;
     grpc_channel *grpc = found->grpc;
     pthread_mutex_unlock(&c->pump.lock);
     return grpc;
@@ -270,6 +265,18 @@ static bool find_connection(struct rpc_call *call)
     return call->connection;
 }
 
+void rpc_client_proved(struct rpc_call *call)
+{
+    if (find_connection(call))
+        atomic_store(&call->channel->proved, call->connection);
+}
+
+/* A connection leads to the process that has proved itself on it as long as it lasts. */
+static bool is_trusted(struct rpc_call *call)
+{
+    return find_connection(call) && call->connection == atomic_load(&call->channel->proved);
+}
+
 bool rpc_call_floods(struct rpc_call *call)
 {
     struct rpc_flow flow;
@@ -279,7 +286,8 @@ bool rpc_call_floods(struct rpc_call *call)
     call->n_looks += !is_known;
     if (!is_known && call->n_looks & (call->n_looks - 1)) /* less and less often while there is no connection */
         return false;
-    if (!find_connection(call) || !rpc_flow_of(call->fd, &flow) || rpc_flow_cookie(call->fd) != call->connection)
+    if (!find_connection(call) || is_trusted(call) || !rpc_flow_of(call->fd, &flow) ||
+        rpc_flow_cookie(call->fd) != call->connection)
         return false;
     if (!is_known)
         call->read_bytes = flow.read_bytes;
@@ -289,7 +297,7 @@ bool rpc_call_floods(struct rpc_call *call)
 void rpc_call_hang_up(struct rpc_call *call)
 {
     struct rpc_flow flow;
-    if (find_connection(call) && rpc_flow_of(call->fd, &flow) && flow.read_bytes)
+    if (find_connection(call) && !is_trusted(call) && rpc_flow_of(call->fd, &flow) && flow.read_bytes)
         rpc_flow_cut(call->fd, call->connection);
     rpc_call_cancel(call);
 }

@@ -136,6 +136,12 @@ enum rpc_call_state { CALL_OPEN, CALL_CLOSED, CALL_ENDED };
 
 struct rpc_send; /* a packed message in the queue */
 
+struct rpc_channel { /* of a client: one connection at a time */
+    grpc_channel *grpc;
+    uint32_t n_calls;        /* under the pump's lock */
+    _Atomic uint64_t proved; /* number of the last connection that carried a proof; 0: none */
+};
+
 struct rpc_call {
     _Atomic uint32_t refs;
     bool is_server, one_request, has_queue;
@@ -162,16 +168,16 @@ struct rpc_call {
     uint32_t n_headers;
 
     struct rpc_tag close_tag, recv_tag, send_tag;
-    struct rpc_door *door;   /* server: knows the connection */
-    int fd;                  /* descriptor of the connection, as long as it lasts; client: see rpc_call_floods() */
-    uint64_t connection;     /* number of the connection; client: the same */
-    uint64_t read_bytes;     /* client: of the connection, when rpc_call_floods() first looked at it */
-    uint32_t n_looks;        /* client: for its connection */
-    uint32_t *channel_calls; /* client: how many its channel has; under the pump's lock */
-    uint32_t n_received;     /* used by the chain of receives only */
-    size_t message_bytes;    /* memory of the message that on_message has */
-    bool message_taken;      /* on_message keeps the message */
-    uint32_t retry_after_ms; /* client: from the trailing metadata; server: to be sent */
+    struct rpc_door *door;       /* server: knows the connection */
+    int fd;                      /* descriptor of the connection, as long as it lasts; client: see rpc_call_floods() */
+    uint64_t connection;         /* number of the connection; client: the same */
+    uint64_t read_bytes;         /* client: of the connection, when rpc_call_floods() first looked at it */
+    uint32_t n_looks;            /* client: for its connection */
+    struct rpc_channel *channel; /* client; valid as the pump is */
+    uint32_t n_received;         /* used by the chain of receives only */
+    size_t message_bytes;        /* memory of the message that on_message has */
+    bool message_taken;          /* on_message keeps the message */
+    uint32_t retry_after_ms;     /* client: from the trailing metadata; server: to be sent */
 
     /* A lock, not a queue: the sender wants to know at once whether its message fits. */
     pthread_mutex_t lock;
@@ -223,6 +229,8 @@ enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *m
  * rises if its queue is full. */
 bool rpc_call_cut_unread(struct rpc_call *call, uint64_t now_ns, const struct rpc_patience *patience, uint32_t *n_full);
 uint64_t rpc_now_ns(void);
+/* The call's connection leads to who has proved the secret, as long as it lasts. */
+void rpc_client_proved(struct rpc_call *call);
 
 /* google.rpc.Status with what there is to say beyond code and text. Returns its number of bytes; 0: nothing.
  * The caller frees *out. */

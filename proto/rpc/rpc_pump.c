@@ -288,10 +288,10 @@ void rpc_pump_remove(struct rpc_pump *pump, struct rpc_call *call)
 
 void rpc_pump_leave_channel(struct rpc_call *call)
 {
-    if (!call->channel_calls)
+    if (!call->channel)
         return;
     pthread_mutex_lock(&call->pump->lock);
-    --*call->channel_calls;
+    call->channel->n_calls--;
     pthread_mutex_unlock(&call->pump->lock);
 }
 

@@ -103,3 +103,13 @@ void rpc_text_clean(const char *text, size_t len_bytes, char *out, size_t out_by
     }
     out[n] = 0;
 }
+
+bool rpc_text_is_silence(const char *text)
+{
+    /* gRPC has no code for it. Of its own: keepalive, and the time of an attempt; of the kernel: the rest. */
+    static const char *const WORDS[] = {"timed out", "timeout", "unreachable", "No route to host"};
+    for (size_t i = 0; i < sizeof(WORDS) / sizeof(*WORDS); i++)
+        if (strstr(text, WORDS[i]))
+            return true;
+    return false;
+}

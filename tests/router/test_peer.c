@@ -140,6 +140,32 @@ START_TEST(test_a_worker_that_has_drained_is_said_once)
 }
 END_TEST
 
+/* It stands still: gRPC gives up its connection, and then the attempts to make another. */
+START_TEST(test_a_worker_that_answers_nothing_has_not_drained)
+{
+    static const char *const GIVES_UP[] = {
+        "UNAVAILABLE: keepalive watchdog timeout",
+        "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:192.0.2.1:9: connection attempt "
+        "timed out before receiving SETTINGS frame",
+        "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:192.0.2.1:9: Network is "
+        "unreachable",
+    };
+    struct peer *p = decode_peer();
+    drain("d1");
+    for (uint32_t i = 0; i < sizeof(GIVES_UP) / sizeof(*GIVES_UP); i++) {
+        peer_gone(p, GIVES_UP[i]);
+        ck_assert_int_eq(p->state, PEER_LOST);
+        ck_assert(p->draining && !p->drained);
+        p->retry_ns = 0;
+        peer_tick(p, router_patience(router));
+        ck_assert_int_eq(p->state, PEER_CONNECTING);
+    }
+    peer_gone(p, "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:192.0.2.1:9: Failed to "
+                 "connect to remote host: Connection refused");
+    ck_assert(p->drained);
+}
+END_TEST
+
 /* ----------------------------------------------------------------- refusals */
 
 /* How often text stands in what was logged. */
@@ -320,6 +346,7 @@ int main(void)
     tcase_add_test(drains, test_a_drain_ends_with_the_process);
     tcase_add_test(drains, test_only_a_drain_that_was_asked_for_is_told);
     tcase_add_test(drains, test_a_worker_that_has_drained_is_said_once);
+    tcase_add_test(drains, test_a_worker_that_answers_nothing_has_not_drained);
     tcase_add_checked_fixture(refusals, setup, world_close);
     tcase_add_test(refusals, test_the_context_follows_the_workers_that_are_there);
     tcase_add_test(refusals, test_values_that_can_not_be_are_refused);

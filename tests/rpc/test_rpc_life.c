@@ -1,9 +1,11 @@
 /* Servers and clients that come and go while calls run. */
+#include <arpa/inet.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/thread.h"
@@ -437,9 +439,34 @@ START_TEST(test_rpc_frozen_server_is_noticed)
     ck_assert(record_wait_end(r, AT_MOST_MS));
     ck_assert_int_eq(record_view(r).code, RPC_UNAVAILABLE);
     ck_assert_uint_le(record_view(r).end_ms - start_ms, 4000 * SLOWER);
+    ck_assert_msg(rpc_text_is_silence(record_view(r).text), "%s", record_view(r).text);
     child_end(&child);
     record_close(r);
     rpc_client_close(c);
+}
+END_TEST
+
+/* How a call ends that finds nobody, and one that nobody answers. */
+START_TEST(test_rpc_silence_is_told_from_absence)
+{
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(any);
+    char address[64];
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert(!bind(fd, (struct sockaddr *)&any, len) && !getsockname(fd, (struct sockaddr *)&any, &len));
+    snprintf(address, sizeof(address), "127.0.0.1:%d", ntohs(any.sin_port));
+    for (int listens = 0; listens < 2; listens++) {
+        ck_assert(!listens || !listen(fd, 8));
+        struct rpc_client *c = echo_client(address, 0);
+        struct record *r = record_open();
+        record_count(r, c, 0, 64);
+        ck_assert(record_wait_end(r, AT_MOST_MS));
+        ck_assert_int_eq(record_view(r).code, RPC_UNAVAILABLE);
+        ck_assert_msg(rpc_text_is_silence(record_view(r).text) == listens, "%s", record_view(r).text);
+        record_close(r);
+        rpc_client_close(c);
+    }
+    close(fd);
 }
 END_TEST
 
@@ -548,6 +575,7 @@ int main(void)
     tcase_add_test(tc, test_rpc_killed_client_ends_its_calls);
     tcase_add_test(tc, test_rpc_frozen_client_is_noticed);
     tcase_add_test(tc, test_rpc_frozen_server_is_noticed);
+    tcase_add_test(tc, test_rpc_silence_is_told_from_absence);
     tcase_add_test(tc, test_rpc_server_close_does_not_wait_for_a_frozen_client);
     tcase_add_test(tc, test_rpc_server_close_does_not_wait_for_a_frozen_client_on_a_unix_socket);
     tcase_add_test(tc, test_rpc_cancel_ends_a_call_whose_send_is_stuck);
