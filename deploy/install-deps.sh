@@ -12,7 +12,7 @@ packages=(
 )
 if [ "${1:-}" = "--test" ]; then
   packages+=(
-    check iproute2 procps python3 python3-venv python3-grpcio python3-protobuf clang libclang-rt-14-dev clang-format
+    check g++ iproute2 procps python3 python3-venv python3-grpcio python3-protobuf clang libclang-rt-14-dev clang-format
   )
 fi
 

@@ -33,7 +33,7 @@ static inline void ranks_wanted(uint32_t *n_tensor_out, uint32_t *n_pipeline_out
 }
 
 /* Finds out why a device can't be opened; an empty text: it can. Asks in a process of its own, because CUDA's
- * state does not survive a fork. */
+ * state does not survive a fork. With TANDEM_DEVICE_REQUIRED the test fails instead. */
 static inline void ask_device(enum kernels_device device, char *why, size_t why_bytes)
 {
     int ends[2];
@@ -54,6 +54,10 @@ static inline void ask_device(enum kernels_device device, char *why, size_t why_
     why[n > 0 ? n : 0] = 0;
     close(ends[0]);
     waitpid(child, NULL, 0);
+    if (*why && getenv("TANDEM_DEVICE_REQUIRED")) {
+        fprintf(stderr, "%s\n", why);
+        exit(1);
+    }
 }
 
 /* True: the machine does not have the device, and the program has printed its skip line. */

@@ -119,7 +119,7 @@ static __device__ __forceinline__ void exact_scores(const struct attention &t, c
 template <enum num_type TYPE> static __global__ void __launch_bounds__(1024) attend_exact(struct attention t)
 {
     begin_kernel();
-    extern __shared__ float q[];
+    float *q = dynamic_shared<float>();
     __shared__ float scores[2][KEY_BLOCK];
     uint32_t row = blockIdx.x / t.n_heads, head = blockIdx.x % t.n_heads, lane = threadIdx.x % WARP, d = threadIdx.x;
     const struct cuda_seq s = t.seqs[t.row_seq[row]];

@@ -93,7 +93,7 @@ template <int DIM>
 static __global__ void __launch_bounds__(THREADS)
     attend_wide(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
 {
-    extern __shared__ __align__(128) uint8_t shared[];
+    uint8_t *shared = dynamic_shared<uint8_t>();
     struct item i;
     if (!find_item(t, f, &i))
         return;
@@ -160,7 +160,7 @@ template <int DIM>
 static __global__ void __launch_bounds__(THREADS)
     attend_narrow(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
 {
-    extern __shared__ __align__(128) uint8_t shared[];
+    uint8_t *shared = dynamic_shared<uint8_t>();
     using T = tile<DIM>;
     constexpr uint32_t STAGES = narrow<DIM>::STAGES;
     struct item i;
@@ -315,7 +315,7 @@ static void launch_items(cudaStream_t stream, const struct attention &t, const s
         shared = wide<DIM>::BYTES + (p.long_ones && !p.form.split ? wide<DIM>::RUN_BYTES : 0);
     }
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
-    kernel<<<dim3((uint32_t)p.n_items, t.n_kv_heads), THREADS, shared, stream>>>(t, p.form);
+    launch_kernel(stream, kernel, dim3((uint32_t)p.n_items, t.n_kv_heads), THREADS, shared, t, p.form);
 }
 
 template <int DIM>

@@ -182,7 +182,7 @@ template <class H>
 static __global__ void __launch_bounds__(H::CTA, H::CTAS)
     attend(const __grid_constant__ struct attention t, const __grid_constant__ struct form f)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
+    uint8_t *shared = dynamic_shared<uint8_t>();
     if constexpr (IS_HOPPER) {
         begin_kernel();
         auto *stages = (typename H::stages *)shared;

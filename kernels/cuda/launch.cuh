@@ -33,6 +33,21 @@ static __device__ __forceinline__ void begin_kernel(void)
     wait_for_kernels_before();
 }
 
+/* The memory that the launch gives each block, from a multiple of 1 KiB on. */
+template <class T> static __device__ __forceinline__ T *dynamic_shared(void)
+{
+    extern __shared__ __align__(1024) uint8_t memory_of_the_launch[];
+    return (T *)memory_of_the_launch;
+}
+
+/* A launch that waits for the kernels before it. */
+template <class... P, class... A>
+static void launch_kernel(cudaStream_t stream, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes,
+                          const A &...args)
+{
+    kernel<<<grid, threads, shared_bytes, stream>>>(static_cast<P>(args)...);
+}
+
 template <class... P, class... A>
 static void launch_next(cudaStream_t stream, void (*kernel)(P...), dim3 grid, uint32_t threads, size_t shared_bytes,
                         const A &...args)

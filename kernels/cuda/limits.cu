@@ -1,8 +1,14 @@
 /* Limits of a device: reading its memory, and arithmetic in f32. */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/pack.cuh"
 #include "kernels/scalar.h"
 
-enum { THREADS = 256, LOADS = 8, CHAINS = 8, STEPS = 4096, BLOCKS = 2048 };
+enum { THREADS = 256, LOADS = 8, CHAINS = 8, STEPS = 4096, BLOCKS_EACH = 16 /* for each multiprocessor */ };
+
+static uint32_t n_blocks(void)
+{
+    return BLOCKS_EACH * device_number(cudaDevAttrMultiProcessorCount);
+}
 
 /* The compiler can't predict the sum, so it can't leave a read out. One value of 2^32 is stored. */
 static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, size_t n, uint32_t *to)
@@ -24,7 +30,8 @@ static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, si
 
 void cuda_read_all(cudaStream_t stream, const void *from, size_t len_bytes, void *to)
 {
-    read_all<<<BLOCKS, THREADS, 0, stream>>>((const uint4 *)from, len_bytes / sizeof(uint4), (uint32_t *)to);
+    launch_kernel(stream, read_all, n_blocks(), THREADS, 0, (const uint4 *)from, len_bytes / sizeof(uint4),
+                  (uint32_t *)to);
 }
 
 static __global__ void __launch_bounds__(THREADS) multiply_add(float *to)
@@ -47,6 +54,6 @@ static __global__ void __launch_bounds__(THREADS) multiply_add(float *to)
 
 double cuda_multiply_add(cudaStream_t stream, void *to)
 {
-    multiply_add<<<BLOCKS, THREADS, 0, stream>>>((float *)to);
-    return 2.0 * BLOCKS * THREADS * CHAINS * STEPS;
+    launch_kernel(stream, multiply_add, n_blocks(), THREADS, 0, (float *)to);
+    return 2.0 * n_blocks() * THREADS * CHAINS * STEPS;
 }

@@ -112,7 +112,7 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_e
 
 template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_fast(const struct linear_job job)
 {
-    extern __shared__ uint4 stages[];
+    uint4 *stages = dynamic_shared<uint4>();
     struct tile t;
     if (!find_tile(job, S::ROWS, S::OUTS, &t))
         return;
@@ -148,12 +148,12 @@ template <class S> static __global__ void __launch_bounds__(S::THREADS) linear_f
 
 template <class S> static void launch_exact(cudaStream_t stream, const struct linear_job &job)
 {
-    linear_exact<S><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, 0, stream>>>(job);
+    launch_kernel(stream, linear_exact<S>, grid_of(job, S::ROWS, S::OUTS), S::THREADS, 0, job);
 }
 
 template <class S> static void launch_fast(cudaStream_t stream, const struct linear_job &job)
 {
-    linear_fast<S><<<grid_of(job, S::ROWS, S::OUTS), S::THREADS, S::BYTES, stream>>>(job);
+    launch_kernel(stream, linear_fast<S>, grid_of(job, S::ROWS, S::OUTS), S::THREADS, S::BYTES, job);
 }
 
 static void exact(cudaStream_t stream, const struct linear_job &job)

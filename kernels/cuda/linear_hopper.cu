@@ -303,7 +303,7 @@ static __device__ __forceinline__ void consume(const struct hopper_job &h, uint3
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_constant__ struct hopper_job h)
 {
-    extern __shared__ __align__(1024) uint8_t shared[];
+    uint8_t *shared = dynamic_shared<uint8_t>();
     if constexpr (IS_HOPPER) {
         auto *stages = (typename S::stages *)shared;
         /* A shuffle, so that the compiler, too, knows that all lanes have the same value. */

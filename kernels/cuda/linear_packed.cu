@@ -111,8 +111,7 @@ template <class P> static __global__ void __launch_bounds__(P::S::THREADS) linea
 {
     begin_kernel();
     using S = typename P::S;
-    extern __shared__ uint4 shared[];
-    uint4 *tile = shared, *stages = shared + S::OUTS * S::CHUNKS;
+    uint4 *tile = dynamic_shared<uint4>(), *stages = tile + S::OUTS * S::CHUNKS;
     struct tile t;
     if (!find_tile(job, S::ROWS, S::OUTS, &t))
         return;
@@ -236,7 +235,8 @@ template <enum k_weights W> static __global__ void widen_rows(const struct linea
 
 template <enum k_weights W> static void launch_widen(cudaStream_t stream, const struct linear_job &job, void *to)
 {
-    widen_rows<W><<<dim3(job.n_out, tiles(job.stride, 128 * codes_in_piece<W>)), 128, 0, stream>>>(job, (uint4 *)to);
+    dim3 grid(job.n_out, tiles(job.stride, 128 * codes_in_piece<W>));
+    launch_kernel(stream, widen_rows<W>, grid, 128, 0, job, (uint4 *)to);
 }
 
 void cuda_widen(cudaStream_t stream, const struct cuda_matrix *w, void *to)

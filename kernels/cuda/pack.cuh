@@ -6,6 +6,8 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "kernels/cuda/ptx.cuh"
+
 template <class T, int N> struct alignas(sizeof(T) * N) pack {
     T at[N];
 };
@@ -25,7 +27,7 @@ template <int N> static __device__ __forceinline__ void store_rounded(uint16_t *
 {
     pack<uint16_t, N> out;
     for (int j = 0; j < N; j++)
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.at[j]) : "f"(v.at[j]));
+        out.at[j] = to_bf16(v.at[j]);
     store(y, out);
 }
 

@@ -58,6 +58,14 @@ static __device__ __forceinline__ void multiply_16x8x16(float d[4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* The nearest bf16, even ones at ties. */
+static __device__ __forceinline__ uint16_t to_bf16(float x)
+{
+    uint16_t rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+    return rounded;
+}
+
 /* Two bf16 (nearest even) in a word: low half, high half. */
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {

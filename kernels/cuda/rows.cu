@@ -270,7 +270,7 @@ template <int N> static __device__ __forceinline__ void norm_scale(const struct 
 template <int N> static __global__ void __launch_bounds__(THREADS) norm_exact(struct norm n)
 {
     begin_kernel();
-    extern __shared__ __align__(16) float chunk[];
+    float *chunk = dynamic_shared<float>();
     __shared__ float r;
     const float *x = n.x + norm_at(n, blockIdx.x);
     float sum = 0;
@@ -589,7 +589,7 @@ static __device__ void place_shared(const struct k_slots &s, uint32_t n_rows)
 static __global__ void __launch_bounds__(1024) sort_slots(struct k_slots s, uint32_t n_experts, uint32_t n_rows)
 {
     begin_kernel();
-    extern __shared__ uint32_t words[];
+    uint32_t *words = dynamic_shared<uint32_t>();
     uint32_t warps = blockDim.x / WARP, *first = words, *counts = words + n_experts + 1;
     uint32_t *own = counts + threadIdx.x / WARP * n_experts;
     struct pairs p = warp_pairs(s, n_rows);

@@ -23,7 +23,7 @@ def sources():
     for top in {r.split("/")[0] for r in RANKS}:
         for d, _, files in os.walk(os.path.join(SOURCE, top)):
             for f in files:
-                if f.endswith((".c", ".h", ".cu", ".cuh")):
+                if f.endswith((".c", ".h", ".cc", ".cu", ".cuh")):
                     yield os.path.relpath(os.path.join(d, f), SOURCE)
 
 
@@ -213,7 +213,7 @@ def test_lines_are_no_wider_than_agreed():
     for path in paths + glob.glob(os.path.join(SOURCE, "*.md")):
         name = os.path.relpath(path, SOURCE)
         # The demo model's card is printed by a script.
-        if name.endswith((".md", ".c", ".h", ".cu", ".cuh", ".py", ".sh", ".proto")) and "/tandem-demo/" not in name:
+        if name.endswith((".md", ".c", ".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".proto")) and "/tandem-demo/" not in name:
             with open(path, encoding="utf-8") as f:
                 lines = f.read().splitlines()
             n += len(lines)
