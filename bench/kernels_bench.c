@@ -18,7 +18,7 @@
 enum {
     MAX_COPIES = 16,
     MAX_SHAPES = 4,
-    MAX_ATTENTIONS = 8,
+    MAX_ATTENTIONS = 10,
     N_ROWS = 4,
     PAGE_TOKENS = 16,
     FILL_BYTES = 1 << 20,
@@ -30,12 +30,16 @@ struct shape {
     uint32_t n_out, n_in;
 };
 
-/* n_seqs sequences with n_rows rows each, at the end of a context of `context` positions. */
+/*
+ * n_seqs sequences with n_rows rows each, at the end of a context of `context` positions. dim: numbers of
+ * a key; 0: the plan's. v_dim: if not 0, keys are latents, and 16 query heads share them
+ * (DeepSeek-V2-Lite); else there are 32 query heads and 8 kv heads.
+ */
 struct attention_shape {
-    uint32_t n_seqs, n_rows, context;
+    uint32_t n_seqs, n_rows, context, dim, v_dim;
 };
 
-/* What is measured on a kind of device. Attention has 32 query heads and 8 kv heads. */
+/* What is measured on a kind of device. */
 struct kernels_plan {
     const char *arithmetic[2]; /* names of the limits of arithmetic: f32, bf16 */
     enum compute first_compute;
@@ -54,7 +58,7 @@ static const struct kernels_plan CPU_PLAN = {
     .rows = {1, 8, 64, 512},
     .shapes = {{2048, 2048}, {8192, 2048}, {2048, 8192}},
     .packed = {8192, 2048},
-    .attentions = {{16, 1, 2048}, {1, 512, 2048}},
+    .attentions = {{16, 1, 2048}, {1, 512, 2048}, {16, 1, 2048, 576, 512}},
 };
 
 static const struct kernels_plan DEVICE_PLAN = {
@@ -65,7 +69,16 @@ static const struct kernels_plan DEVICE_PLAN = {
     .rows = {1, 64, 256, 2048},
     .shapes = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}},
     .packed = {28672, 4096},
-    .attentions = {{1, 1, 4096}, {64, 1, 4096}, {128, 1, 4096}, {256, 1, 2048}, {1, 2048, 2048}, {1, 16384, 16384}},
+    .attentions = {{1, 1, 4096},
+                   {64, 1, 4096},
+                   {128, 1, 4096},
+                   {256, 1, 2048},
+                   {1, 2048, 2048},
+                   {1, 16384, 16384},
+                   {64, 1, 4096, 96},
+                   {1, 2048, 2048, 96},
+                   {64, 1, 4096, 576, 512},
+                   {1, 2048, 2048, 576, 512}},
 };
 
 struct kernels_bench_run {
@@ -297,10 +310,12 @@ static void run_attn(void *arg)
 
 static enum td_status open_attn(struct kernels_bench_run *b, struct attn_bench *a, const struct attention_shape *shape)
 {
-    enum { N_HEADS = 32, N_KV_HEADS = 8 };
-    uint32_t dim = b->plan->head_dim, total = shape->n_seqs * shape->n_rows, stride = (N_HEADS + 2 * N_KV_HEADS) * dim;
+    uint32_t n_heads = shape->v_dim ? 16 : 32, n_kv_heads = shape->v_dim ? 1 : 8, dim = shape->dim;
+    uint32_t total = shape->n_seqs * shape->n_rows, stride = (n_heads + 2 * n_kv_heads) * dim;
+    uint32_t v_dim = shape->v_dim ? shape->v_dim : dim;
     float *out = NULL;
-    *a = (struct attn_bench){.k = b->k, .layout = {NUM_BF16, 1, N_KV_HEADS, dim, PAGE_TOKENS}};
+    *a = (struct attn_bench){.k = b->k, .layout = {NUM_BF16, 1, n_kv_heads, dim, PAGE_TOKENS}};
+    a->layout.kind = shape->v_dim ? KV_LATENT : KV_PLAIN;
     a->n_pages = shape->context / PAGE_TOKENS;
     a->kv_bytes = kv_layout_page_bytes(&a->layout) * a->n_pages * shape->n_seqs;
     a->pages = mem_array((size_t)a->n_pages * shape->n_seqs, sizeof(*a->pages));
@@ -309,21 +324,21 @@ static enum td_status open_attn(struct kernels_bench_run *b, struct attn_bench *
     if (!s)
         s = numbers(b, (size_t)total * stride, &a->qkv);
     if (!s)
-        s = numbers(b, (size_t)total * N_HEADS * dim, &out);
+        s = numbers(b, (size_t)total * n_heads * v_dim, &out);
     for (uint32_t i = 0; i < a->n_pages * shape->n_seqs && !s; i++)
         a->pages[i] = (uint8_t *)a->kv + i * kv_layout_page_bytes(&a->layout);
     for (uint32_t i = 0; i < shape->n_seqs; i++)
         a->seqs[i] = (struct k_attn_seq){i * shape->n_rows, shape->n_rows, shape->context - shape->n_rows,
                                          a->pages + (size_t)i * a->n_pages};
     a->attn = (struct k_attn){.layout = &a->layout,
-                              .n_kv_heads = N_KV_HEADS,
-                              .n_heads = N_HEADS,
+                              .n_kv_heads = n_kv_heads,
+                              .n_heads = n_heads,
                               .q = a->qkv,
-                              .k = a->qkv + (size_t)N_HEADS * dim,
-                              .v = a->qkv + (size_t)(N_HEADS + N_KV_HEADS) * dim,
+                              .k = a->qkv + (size_t)n_heads * dim,
+                              .v = shape->v_dim ? NULL : a->qkv + (size_t)(n_heads + n_kv_heads) * dim,
                               .q_stride = stride,
                               .kv_stride = stride,
-                              .v_dim = dim,
+                              .v_dim = v_dim,
                               .out = out,
                               .scale = 0.125f,
                               .seqs = a->seqs,
@@ -347,18 +362,22 @@ static enum td_status bench_attention(struct kernels_bench_run *b, struct kernel
     char name[64];
     shape.context /= b->shrink;
     shape.n_rows = shape.n_rows > 1 ? shape.n_rows / b->shrink : 1;
+    bool is_usual = !shape.dim;
+    shape.dim = is_usual ? b->plan->head_dim : shape.dim;
     enum td_status s = open_attn(b, &a, &shape);
     if (!s) {
         double total = (double)shape.n_seqs * shape.n_rows,
                keys = (shape.context - shape.n_rows) + (shape.n_rows + 1) / 2.0;
         struct kernels_work w = {.bytes = (double)a.kv_bytes,
-                                 .ops = 4.0 * b->plan->head_dim * a.attn.n_heads * keys * total,
+                                 .ops = 2.0 * (shape.dim + a.attn.v_dim) * a.attn.n_heads * keys * total,
                                  .memory = LIMIT_READ,
                                  .arithmetic = b->plan == &CPU_PLAN ? LIMIT_F32 : LIMIT_BF16};
         k_step(b->k);
         k_put_seqs(b->k, a.seqs, shape.n_seqs, PAGE_TOKENS);
         w.seconds = best_seconds(b, run_attn, &a);
-        snprintf(name, sizeof(name), "attention %u x %u rows, context %u", shape.n_seqs, shape.n_rows, shape.context);
+        snprintf(name, sizeof(name),
+                 is_usual ? "attention %u x %u rows, context %u" : "attention %u x %u rows, context %u, %s%u",
+                 shape.n_seqs, shape.n_rows, shape.context, shape.v_dim ? "latents of " : "head_dim ", shape.dim);
         add_row(b, works, name, w);
     }
     close_attn(&a);

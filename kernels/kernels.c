@@ -91,9 +91,9 @@ uint32_t kernels_n_threads(const struct kernels *k)
 
 const char *kernels_numerics(const struct kernels_config *config, enum compute compute)
 {
-    static const char *const NAMES[2][2] = {{"cpu1-f32", "cpu1-bf16"}, {"cuda1-f32", "cuda1-bf16"}};
+    static const char *const NAMES[2][2] = {{"cpu1-f32", "cpu1-bf16"}, {"cuda1-f32", "cuda2-bf16"}};
     if (config->device == DEVICE_CUDA && config->any_order && compute == COMPUTE_BF16)
-        return "cuda1-bf16-any";
+        return "cuda2-bf16-any";
     return NAMES[config->device == DEVICE_CUDA][compute == COMPUTE_BF16];
 }
 

@@ -94,12 +94,12 @@ uint32_t kernels_n_threads(const struct kernels *k); /* threads of the pool; 1 o
 
 /*
  * Names the bits of a model in that compute: same name, same results. E.g. "cpu1-f32", "cpu1-bf16",
- * "cuda1-bf16".
+ * "cuda2-bf16".
  */
 const char *kernels_numerics(const struct kernels_config *config, enum compute compute);
 /*
  * The same for opened kernels, with more detail, as tensor cores of each kind round differently:
- * "cuda1-bf16-sm_90a".
+ * "cuda2-bf16-sm_90a".
  */
 enum { K_NUMERICS_BYTES = 32 };
 void k_numerics(const struct kernels *k, enum compute compute, char out[K_NUMERICS_BYTES]);

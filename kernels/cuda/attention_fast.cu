@@ -22,8 +22,8 @@
  * except the sign of a zero, and the last addition of +0 makes that +. Slots that hold no key, or a key
  * before every query's window, become zeros in shared memory and are not read (0 * NaN would be NaN).
  *
- * On Hopper attention_hopper.cu computes the items of both forms for head_dim 64 and 128; plans and
- * merge_runs are the ones here.
+ * On Hopper attention_hopper.cu computes the items of both forms for head_dim 64 and 128, and
+ * attention_latent.cu computes those of latents, on any device; plans and merge_runs are the ones here.
  *
  * Rejected: merging with the maximum of all runs known. The wide form walks over the keys once and does not
  * know it.
@@ -108,53 +108,6 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ------------------------------------------------------------- fast: narrow */
 
-template <int DIM> struct narrow {
-    static constexpr uint32_t STAGES = 3, COLUMNS = DIM / 8 / WARPS,
-                              KEYS = tile<DIM>::KEYS / WARPS; /* KEYS, COLUMNS: of one warp */
-    /* Stride of scores: rows of a column are in different banks. */
-    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8;
-    static constexpr uint32_t TILE_BYTES = STAGES * tile<DIM>::BYTES, BYTES = TILE_BYTES + NARROW * STRIDE * 4;
-};
-
-/* Exchanges scores through shared memory: the warp's scores become those of all keys. */
-template <int DIM>
-static __device__ __forceinline__ void exchange(float own[narrow<DIM>::KEYS / 8][4], float *scores,
-                                                float s[tile<DIM>::KEYS / 8][4])
-{
-    uint32_t lane = threadIdx.x % WARP;
-    float *at = scores + lane / 4 * narrow<DIM>::STRIDE + lane % 4 * 2;
-    float *to = at + threadIdx.x / WARP * narrow<DIM>::KEYS;
-#pragma unroll
-    for (uint32_t n = 0; n < narrow<DIM>::KEYS / 8; n++)
-        for (uint32_t r = 0; r < 2; r++)
-            store(to + 8 * r * narrow<DIM>::STRIDE + 8 * n, pack<float, 2>{own[n][2 * r], own[n][2 * r + 1]});
-    __syncthreads();
-#pragma unroll
-    for (uint32_t n = 0; n < tile<DIM>::KEYS / 8; n++)
-        for (uint32_t r = 0; r < 2; r++) {
-            pack<float, 2> two = load<2>(at + 8 * r * narrow<DIM>::STRIDE + 8 * n);
-            s[n][2 * r] = two.at[0];
-            s[n][2 * r + 1] = two.at[1];
-        }
-}
-
-template <int DIM>
-static __device__ __forceinline__ void share_block(const struct attention &t, const struct query at[2],
-                                                   const queries_registers<DIM> &q, uint32_t block, uint8_t *kv,
-                                                   float *scores, partial<narrow<DIM>::COLUMNS> *x)
-{
-    using T = tile<DIM>;
-    constexpr uint32_t KEYS = narrow<DIM>::KEYS, COLUMNS = narrow<DIM>::COLUMNS;
-    uint32_t warp = threadIdx.x / WARP, p[T::KEYS / 16][4];
-    float own[KEYS / 8][4], s[T::KEYS / 8][4], shrink[2];
-    multiply_keys<DIM, KEYS / 8>(q, kv, warp * KEYS, own);
-    score<KEYS / 8>(t, at, block * T::KEYS + warp * KEYS, false, own);
-    exchange<DIM>(own, scores, s);
-    weigh<T::KEYS / 8>(s, x, shrink);
-    take_weights<T::KEYS / 8>(s, shrink, x, p);
-    multiply_values<DIM, COLUMNS>(p, kv + T::PLANE_BYTES, warp * COLUMNS * 8, x->o);
-}
-
 /* In the narrow form a block of threads never has more than one run. */
 template <int DIM>
 static __global__ void __launch_bounds__(THREADS)
@@ -184,12 +137,15 @@ static __global__ void __launch_bounds__(THREADS)
         if (next < end)
             load_tile<DIM>(t, i, next, shared + (next - first) % STAGES * T::BYTES);
         copy_async_commit();
-        share_block<DIM>(t, at, q, block, shared + (block - first) % STAGES * T::BYTES,
-                         (float *)(shared + narrow<DIM>::TILE_BYTES), &x);
+        const uint8_t *kv = shared + (block - first) % STAGES * T::BYTES;
+        share_block<DIM, DIM>(t, at, q, block, kv, kv + T::PLANE_BYTES, (float *)(shared + narrow<DIM>::TILE_BYTES),
+                              &x);
     }
     for (uint32_t r = 0; r < 2; r++)
         x.l[r] = row_sum(x.l[r]);
-    store_tile<DIM>(t, f, i, at, m, threadIdx.x / WARP * narrow<DIM>::COLUMNS * 8, x);
+    uint32_t column = threadIdx.x / WARP * narrow<DIM>::COLUMNS * 8;
+    if (column < DIM)
+        store_tile<DIM>(t, f, i, at, m, column, x);
 }
 
 /* -------------------------------------------------------------- fast: merge */
@@ -235,12 +191,14 @@ static __device__ __forceinline__ pack<float, N> join_runs(const float *o, const
     return sum;
 }
 
-/* One warp for each query. */
+/* One warp for each query, or for each 256 columns of it. */
 template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(struct attention t, struct form f)
 {
     begin_kernel();
-    constexpr int N = DIM / WARP;
-    uint32_t row = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    constexpr uint32_t PARTS = DIM <= 256 ? 1 : DIM / 256;
+    constexpr int N = DIM == 96 ? 4 : DIM / (int)(PARTS * WARP); /* columns of a lane */
+    uint32_t row = blockIdx.x, warp = blockIdx.y * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    uint32_t head = warp / PARTS, column = (warp % PARTS * WARP + lane) * N;
     uint32_t seq = t.row_seq[row];
     const struct cuda_seq s = t.seqs[seq];
     uint32_t runs = count_runs(t, s.first_pos, s.n_rows), pos = s.first_pos + row - s.first_row;
@@ -249,20 +207,27 @@ template <int DIM> static __global__ void __launch_bounds__(THREADS) merge_runs(
     uint32_t query = (row - s.first_row) * t.group + head % t.group, at = query % f.n_queries;
     uint32_t begin = first_run(t, s.first_pos), from = first_run(t, pos), n = pos / CUDA_SPLIT + 1 - from;
     size_t item = items_before(t, f, seq) + query / f.n_queries * runs + from - begin, size = partial_floats(f, DIM);
+    if (column >= DIM)
+        return;
     const float *o = f.partials + (item * t.n_kv_heads + head / t.group) * size;
     float m = NEVER, l = 0;
     pack<float, N> sum =
-        join_runs<N>(o + at * DIM + lane * N, o + f.n_queries * DIM + 2 * at, t.n_kv_heads * size, n, &m, &l);
+        join_runs<N>(o + at * DIM + column, o + f.n_queries * DIM + 2 * at, t.n_kv_heads * size, n, &m, &l);
     struct joint end = finish(t, head, m, l);
     for (int d = 0; d < N; d++)
         sum.at[d] = finished(end, sum.at[d]);
-    size_t to = ((size_t)row * t.n_heads + head) * DIM + lane * N;
+    size_t to = ((size_t)row * t.n_heads + head) * DIM + column;
     store(t.out + to, sum);
     if (t.rounded)
         store_rounded(t.rounded + to, sum);
 }
 
 /* ------------------------------------------------------------- fast: launch */
+
+static bool is_latent(const struct attention &t)
+{
+    return t.v_dim != t.head_dim;
+}
 
 /* A form, and the number of its items. */
 struct attention_plan {
@@ -273,7 +238,8 @@ struct attention_plan {
 
 static struct attention_plan plan_form(const struct attention &t, const struct cuda_batch *b, bool narrow, bool split)
 {
-    struct attention_plan p = {{narrow ? NARROW : t.hopper ? WIDE_HOPPER : WIDE, narrow, split, 0}, 0, false};
+    uint32_t n_queries = narrow || is_latent(t) ? NARROW : t.hopper ? WIDE_HOPPER : WIDE;
+    struct attention_plan p = {{n_queries, narrow, split, 0}, 0, false};
     if (b->single_runs) { /* a step that is replayed launches as many as there could be */
         uint32_t n_tiles = count_items(t, {p.form.n_queries, narrow, false, 0}, 0, 1);
         p.n_items = n_tiles * (split ? b->single_runs : b->n_seqs);
@@ -302,7 +268,7 @@ static void make_plans(const struct attention &t, const struct cuda_batch *b, st
 
 static size_t plan_bytes(const struct attention &t, const struct attention_plan &p)
 {
-    return p.form.split && p.long_ones ? p.n_items * t.n_kv_heads * partial_floats(p.form, t.head_dim) * 4 : 0;
+    return p.form.split && p.long_ones ? p.n_items * t.n_kv_heads * partial_floats(p.form, t.v_dim) * 4 : 0;
 }
 
 template <int DIM>
@@ -318,17 +284,22 @@ static void launch_items(cudaStream_t stream, const struct attention &t, const s
     launch_kernel(stream, kernel, dim3((uint32_t)p.n_items, t.n_kv_heads), THREADS, shared, t, p.form);
 }
 
+/* DIM: numbers of an output. */
 template <int DIM>
 static void launch_form(cudaStream_t stream, const struct attention &t, const struct attention_plan &p, uint32_t n_rows)
 {
     if (!p.n_items)
         return;
+    bool keeps_runs = p.long_ones && !p.form.split;
     if (t.hopper)
-        attend_hopper(stream, t, p.form, (uint32_t)p.n_items, p.long_ones && !p.form.split);
+        attend_hopper(stream, t, p.form, (uint32_t)p.n_items, keeps_runs);
+    else if constexpr (DIM == LATENT_V)
+        attend_latent(stream, t, p.form, (uint32_t)p.n_items, keeps_runs);
     else
         launch_items<DIM>(stream, t, p);
     if (p.form.split && p.long_ones)
-        launch_next(stream, merge_runs<DIM>, dim3(n_rows, pieces(t.n_heads, WARPS)), THREADS, 0, t, p.form);
+        launch_next(stream, merge_runs<DIM>, dim3(n_rows, pieces(t.n_heads * pieces(DIM, 256), WARPS)), THREADS, 0, t,
+                    p.form);
 }
 
 template <int DIM>
@@ -353,10 +324,15 @@ template <int DIM> static bool has_room(void)
 bool cuda_attention_fits(const struct k_attn *a)
 {
     const struct kv_layout *l = a->layout;
-    if ((l->dtype != NUM_BF16 && l->dtype != NUM_F8_E4M3) || l->kind != KV_PLAIN || l->page_tokens % 8 ||
-        a->v_dim != l->head_dim)
+    if ((l->dtype != NUM_BF16 && l->dtype != NUM_F8_E4M3) || l->page_tokens % 8)
+        return false;
+    if (l->kind == KV_LATENT)
+        return l->head_dim == LATENT_DIM && a->v_dim == LATENT_V &&
+               device_number(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= attend_latent_bytes();
+    if (l->kind != KV_PLAIN || a->v_dim != l->head_dim)
         return false;
     return l->head_dim == 64    ? has_room<64>()
+           : l->head_dim == 96  ? has_room<96>()
            : l->head_dim == 128 ? has_room<128>()
                                 : l->head_dim == 256 && has_room<256>();
 }
@@ -364,7 +340,7 @@ bool cuda_attention_fits(const struct k_attn *a)
 static struct attention describe_fast(const struct k_attn *a, const struct cuda_batch *b, bool is_hopper)
 {
     struct attention t = describe(a, b);
-    t.hopper = is_hopper && t.head_dim <= 128;
+    t.hopper = is_hopper && (t.head_dim == 64 || t.head_dim == 128);
     return t;
 }
 
@@ -382,8 +358,12 @@ void cuda_attention_fast(cudaStream_t stream, const struct k_attn *a, const stru
     struct attention t = describe_fast(a, b, is_hopper);
     assert(cuda_attention_fits(a));
     t.rounded = (uint16_t *)rounded;
-    if (t.head_dim == 64)
+    if (is_latent(t))
+        launch_fast<LATENT_V>(stream, t, b, scratch);
+    else if (t.head_dim == 64)
         launch_fast<64>(stream, t, b, scratch);
+    else if (t.head_dim == 96)
+        launch_fast<96>(stream, t, b, scratch);
     else if (t.head_dim == 128)
         launch_fast<128>(stream, t, b, scratch);
     else

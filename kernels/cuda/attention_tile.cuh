@@ -131,11 +131,11 @@ static __device__ __forceinline__ struct query query_at(const struct attention &
  * products take them (hopper.cuh).
  */
 template <int DIM> struct tile {
-    static constexpr uint32_t KEYS = DIM == 256 ? 32 : 64;
+    static constexpr uint32_t KEYS = DIM >= 256 ? 32 : 64;
     static constexpr uint32_t ROW_BYTES = DIM * 2,
-                              CHUNKS = ROW_BYTES / 16; /* a chunk is what cp.async copies at once */
-    static constexpr uint32_t PLANE_BYTES = KEYS * ROW_BYTES, BYTES = 2 * PLANE_BYTES;
+                              CHUNKS = ROW_BYTES / 16;    /* a chunk is what cp.async copies at once */
     static constexpr uint32_t COLUMNS_BYTES = KEYS * 128; /* 64 numbers of all rows */
+    static constexpr uint32_t PLANE_BYTES = (DIM + 63) / 64 * COLUMNS_BYTES, BYTES = 2 * PLANE_BYTES;
 
     /* Chunks of eight rows in a column are in different banks. */
     static __device__ __forceinline__ uint32_t at(uint32_t row, uint32_t chunk)
@@ -143,6 +143,22 @@ template <int DIM> struct tile {
         return chunk / 8 * COLUMNS_BYTES + row * 128 + (chunk % 8 ^ row % 8) * 16;
     }
 };
+
+/*
+ * The n-th piece that a thread loads, of rows of PIECES: its row, and its place in the row. The place is
+ * the same for all n where threads load whole rows at once, which a compiler does not find by itself.
+ */
+template <uint32_t PIECES> static __device__ __forceinline__ uint32_t row_of(uint32_t n)
+{
+    uint32_t thread = threadIdx.x % THREADS;
+    return THREADS % PIECES ? (n * THREADS + thread) / PIECES : n * (THREADS / PIECES) + thread / PIECES;
+}
+
+template <uint32_t PIECES> static __device__ __forceinline__ uint32_t piece_of(uint32_t n)
+{
+    uint32_t thread = threadIdx.x % THREADS;
+    return THREADS % PIECES ? (n * THREADS + thread) % PIECES : thread % PIECES;
+}
 
 /* Widens 8 numbers of e4m3 to a chunk of bf16. */
 static __device__ __forceinline__ void widen_chunk(uint8_t *to, uint32_t low, uint32_t high)
@@ -167,52 +183,51 @@ static __device__ __forceinline__ void load_plane_e4m3(const struct item &i, uin
                                                        size_t at_plane, uint8_t *to)
 {
     using T = tile<DIM>;
-    constexpr uint32_t PIECES = DIM / 16, ROWS = THREADS / PIECES, N = T::KEYS / ROWS;
-    uint32_t thread = threadIdx.x % THREADS, piece = thread % PIECES;
+    constexpr uint32_t PIECES = DIM / 16, N = T::KEYS * PIECES / THREADS;
     uint4 loaded[N];
 #pragma unroll
     for (uint32_t n = 0; n < N; n++) {
-        uint32_t row = n * ROWS + thread / PIECES;
+        uint32_t row = row_of<PIECES>(n), piece = piece_of<PIECES>(n);
         const uint8_t *from = shuffle_pointer(mine, row / 8) + row % 8 * DIM + piece * 16 + at_plane;
         bool valid = first + row >= i.first_key && first + row <= i.last_key;
         loaded[n] = valid ? *(const uint4 *)from : uint4{};
     }
 #pragma unroll
     for (uint32_t n = 0; n < N; n++) {
-        uint32_t row = n * ROWS + thread / PIECES;
+        uint32_t row = row_of<PIECES>(n), piece = piece_of<PIECES>(n);
         widen_chunk(to + T::at(row, 2 * piece), loaded[n].x, loaded[n].y);
         widen_chunk(to + T::at(row, 2 * piece + 1), loaded[n].z, loaded[n].w);
     }
 }
 
 /*
- * THREADS threads begin to load keys block * KEYS and following. Eight consecutive keys are in one page; lane
- * i looks up the i-th eight.
+ * THREADS threads begin to load keys block * KEYS and following, and their values unless these are a part of
+ * the keys (LATENT). Eight consecutive keys are in one page; lane i looks up the i-th eight.
  */
-template <int DIM>
+template <int DIM, bool LATENT = false>
 static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
                                                  uint8_t *to)
 {
     using T = tile<DIM>;
-    constexpr uint32_t ROWS = THREADS / T::CHUNKS; /* rows that all threads load at once */
-    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP, thread = threadIdx.x % THREADS,
-             chunk = thread % T::CHUNKS;
+    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP;
     uint32_t eight = first + lane * 8;
     const uint8_t *mine = 0;
     if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
         mine = key_at(t, i.seq, i.kv_head, eight);
     if (t.row_bytes == DIM) {
         load_plane_e4m3<DIM>(i, first, mine, 0, to);
-        load_plane_e4m3<DIM>(i, first, mine, t.plane_bytes, to + T::PLANE_BYTES);
+        if (!LATENT)
+            load_plane_e4m3<DIM>(i, first, mine, t.plane_bytes, to + T::PLANE_BYTES);
         return;
     }
 #pragma unroll 2
-    for (uint32_t r = 0; r < T::KEYS; r += ROWS) {
-        uint32_t row = r + thread / T::CHUNKS;
+    for (uint32_t n = 0; n < T::KEYS * T::CHUNKS / THREADS; n++) {
+        uint32_t row = row_of<T::CHUNKS>(n), chunk = piece_of<T::CHUNKS>(n);
         const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * T::ROW_BYTES + chunk * 16;
         bool valid = first + row >= i.first_key && first + row <= i.last_key;
         copy_async16(to + T::at(row, chunk), k, valid);
-        copy_async16(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
+        if (!LATENT)
+            copy_async16(to + T::PLANE_BYTES + T::at(row, chunk), k + t.plane_bytes, valid);
     }
 }
 
@@ -245,6 +260,22 @@ struct queries_shared {
     __device__ __forceinline__ void get(uint32_t i, uint32_t a[4]) const
     {
         uint4 v = mine[i * THREADS];
+        a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    }
+};
+
+/* In shared memory, where all warps have the same queries. */
+struct queries_of_block {
+    uint4 *mine; /* of the lane */
+
+    __device__ __forceinline__ void set(uint32_t i, const uint32_t a[4])
+    {
+        if (i % WARPS == threadIdx.x / WARP)
+            mine[i * WARP] = make_uint4(a[0], a[1], a[2], a[3]);
+    }
+    __device__ __forceinline__ void get(uint32_t i, uint32_t a[4]) const
+    {
+        uint4 v = mine[i * WARP];
         a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
     }
 };
@@ -517,6 +548,58 @@ static __device__ __forceinline__ void store_tile(const struct attention &t, con
     }
 }
 
+/* ----------------------------------------- fast: queries that all warps share */
+
+template <int DIM> struct narrow {
+    /* Of one warp; columns in pairs, as products take them: with head_dim 96 the last warp has none. */
+    static constexpr uint32_t COLUMNS = (DIM / 8 + 2 * WARPS - 1) / (2 * WARPS) * 2, KEYS = tile<DIM>::KEYS / WARPS;
+    static constexpr uint32_t STAGES = 3;
+    /* Stride of scores: rows of a column are in different banks. */
+    static constexpr uint32_t STRIDE = tile<DIM>::KEYS + 8;
+    static constexpr uint32_t TILE_BYTES = STAGES * tile<DIM>::BYTES, BYTES = TILE_BYTES + NARROW * STRIDE * 4;
+};
+
+/* Exchanges scores through shared memory: the warp's scores become those of all keys. */
+template <int DIM>
+static __device__ __forceinline__ void exchange(float own[narrow<DIM>::KEYS / 8][4], float *scores,
+                                                float s[tile<DIM>::KEYS / 8][4])
+{
+    uint32_t lane = threadIdx.x % WARP;
+    float *at = scores + lane / 4 * narrow<DIM>::STRIDE + lane % 4 * 2;
+    float *to = at + threadIdx.x / WARP * narrow<DIM>::KEYS;
+#pragma unroll
+    for (uint32_t n = 0; n < narrow<DIM>::KEYS / 8; n++)
+        for (uint32_t r = 0; r < 2; r++)
+            store(to + 8 * r * narrow<DIM>::STRIDE + 8 * n, pack<float, 2>{own[n][2 * r], own[n][2 * r + 1]});
+    __syncthreads();
+#pragma unroll
+    for (uint32_t n = 0; n < tile<DIM>::KEYS / 8; n++)
+        for (uint32_t r = 0; r < 2; r++) {
+            pack<float, 2> two = load<2>(at + 8 * r * narrow<DIM>::STRIDE + 8 * n);
+            s[n][2 * r] = two.at[0];
+            s[n][2 * r + 1] = two.at[1];
+        }
+}
+
+/* The queries of all warps against a block of keys. x has COLUMNS columns, the warp's, of V in a value. */
+template <int DIM, int V, int COLUMNS, class Q>
+static __device__ __forceinline__ void share_block(const struct attention &t, const struct query at[2], const Q &q,
+                                                   uint32_t block, const uint8_t *k, const uint8_t *v, float *scores,
+                                                   partial<COLUMNS> *x)
+{
+    using T = tile<DIM>;
+    constexpr uint32_t KEYS = narrow<DIM>::KEYS;
+    uint32_t warp = threadIdx.x / WARP, p[T::KEYS / 16][4];
+    float own[KEYS / 8][4], s[T::KEYS / 8][4], shrink[2];
+    multiply_keys<DIM, KEYS / 8>(q, k, warp * KEYS, own);
+    score<KEYS / 8>(t, at, block * T::KEYS + warp * KEYS, false, own);
+    exchange<DIM>(own, scores, s);
+    weigh<T::KEYS / 8>(s, x, shrink);
+    take_weights<T::KEYS / 8>(s, shrink, x, p);
+    if (warp * COLUMNS * 8 < V)
+        multiply_values<DIM, COLUMNS>(p, v, warp * COLUMNS * 8, x->o);
+}
+
 /* ------------------------------------------------------------ fast: Hopper */
 
 /*
@@ -524,4 +607,13 @@ static __device__ __forceinline__ void store_tile(const struct attention &t, con
  * computes several runs of a tile, one after another.
  */
 void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
+                   bool keeps_runs);
+
+/* ----------------------------------------------------------- fast: latents */
+
+/* attention_latent.cu: the same for keys of LATENT_DIM numbers, the first LATENT_V of which are the
+ * values. */
+static constexpr int LATENT_DIM = 576, LATENT_V = 512;
+uint32_t attend_latent_bytes(void); /* the most shared memory that it needs */
+void attend_latent(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
                    bool keeps_runs);

@@ -192,11 +192,12 @@ CUDA_C void cuda_combine(cudaStream_t stream, const float *x, uint32_t dim, cons
 CUDA_C void cuda_kv_store(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b);
 CUDA_C void cuda_attention_exact(cudaStream_t stream, const struct k_attn *a, const struct cuda_batch *b);
 /*
- * Attention by tensor cores: pages of bf16 or e4m3, head_dim 64, 128 or 256. Keys are cut into absolute runs
- * of CUDA_SPLIT positions. Each run is a sum of its own, and runs are merged in ascending order. Long
- * sequences with few rows spread their runs over the device; with many rows runs are computed one after
- * another; the bits are the same (Dao et al. 2023, Flash-Decoding; merged as in Milakov and Gimelshein 2018).
- * is_hopper: use Hopper's own instructions if they have the shape (head_dim 64 or 128).
+ * Attention by tensor cores: pages of bf16 or e4m3, head_dim 64, 96, 128 or 256, or latents of 576. Keys
+ * are cut into absolute runs of CUDA_SPLIT positions. Each run is a sum of its own, and runs are merged in
+ * ascending order. Long sequences with few rows spread their runs over the device; with many rows runs are
+ * computed one after another; the bits are the same (Dao et al. 2023, Flash-Decoding; merged as in Milakov
+ * and Gimelshein 2018). is_hopper: use Hopper's own instructions if they have the shape (head_dim 64 or
+ * 128).
  */
 enum { CUDA_SPLIT = 512 };
 CUDA_C bool cuda_attention_fits(const struct k_attn *a); /* whether the fast form has this shape */

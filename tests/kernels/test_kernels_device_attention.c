@@ -200,17 +200,18 @@ static void check_attention(const struct kv_case *c, uint64_t seed, bool exact)
 
 static struct kv_case random_kv(uint64_t s, bool tensor_cores)
 {
-    static const uint32_t DIMS[] = {64, 128, 256};
+    static const uint32_t DIMS[] = {64, 96, 128, 256};
     struct kv_case c = {.layout = {.dtype = tensor_cores ? NUM_BF16 + data_bits(s, 1) % 2 : 1 + data_bits(s, 1) % 4}};
     c.layout.n_layers = data_range(s, 2, 1, 3);
     c.layout.n_kv_heads = data_range(s, 3, 1, 3);
-    c.layout.head_dim = tensor_cores ? DIMS[s % 3] : data_range(s, 4, 1, 150);
+    c.layout.head_dim = tensor_cores ? DIMS[s % 4] : data_range(s, 4, 1, 150);
     c.layout.page_tokens = s % 2 ? 16 : data_range(s, 5, 1, 40);
     c.n_heads = c.layout.n_kv_heads * data_range(s, 6, 1, 5);
-    if (s % 5 == 4 && !tensor_cores) {
+    if (s % 5 == 4) {
         c.layout.kind = KV_LATENT;
         c.layout.n_kv_heads = 1;
-        c.v_dim = data_range(s, 7, 1, c.layout.head_dim);
+        c.layout.head_dim = tensor_cores ? 576 : c.layout.head_dim;
+        c.v_dim = tensor_cores ? 512 : data_range(s, 7, 1, c.layout.head_dim);
     } else if (s % 5 == 2) { /* pages also hold heads of other ranks */
         c.n_kv_heads = c.layout.n_kv_heads;
         c.first_kv_head = data_range(s, 12, 0, 2);
@@ -263,6 +264,8 @@ START_TEST(test_fast_attention_is_near_plain_for_long_sequences)
     c.n_rows[0] = 70;
     c.window = 600;
     check_attention(&c, 2, false);
+    c.layout.head_dim = 96;
+    check_attention(&c, 3, false);
     close_device();
 }
 END_TEST
@@ -327,8 +330,9 @@ END_TEST
 START_TEST(test_fast_attention_row_is_the_same_in_any_chunk_and_batch)
 {
     open_fast(_i);
-    for (int mode = 0; mode < 8; mode++) {
-        struct kv_case c = chunk_case(mode < 4 ? NUM_BF16 : NUM_F8_E4M3, mode % 4 < 2 ? 64 : 128, mode % 4);
+    static const uint32_t DIMS[] = {64, 64, 128, 128, 96, 96};
+    for (int mode = 0; mode < 12; mode++) {
+        struct kv_case c = chunk_case(mode < 6 ? NUM_BF16 : NUM_F8_E4M3, DIMS[mode % 6], mode % 6);
         check_chunks(&c, 1);
     }
     struct kv_case latent = chunk_case(NUM_BF16, 96, 0);
@@ -336,6 +340,10 @@ START_TEST(test_fast_attention_row_is_the_same_in_any_chunk_and_batch)
     latent.layout.n_kv_heads = 1;
     latent.v_dim = 64;
     check_chunks(&latent, 2);
+    latent.layout.head_dim = 576;
+    latent.v_dim = 512;
+    latent.end[0] = 600;
+    check_chunks(&latent, 5);
     struct kv_case large = chunk_case(NUM_BF16, 64, 2);
     large.end[0] = 1100;
     check_chunks(&large, 3);
