@@ -9,9 +9,9 @@
  * operations at once, ends the process with a message.
  *
  * Shared memory begins with bytes that are a NaN, and ends with bytes that must not change. Copies by
- * cp.async happen when the thread waits for them, and until then their targets are NaN, too. This finds
- * mistakes in what kernels say; it says nothing about a device that differs from its manual, nor about
- * speed.
+ * cp.async and products of warpgroups happen when the thread waits for them, and copies of boxes when no
+ * thread can go on without them; until then the targets of copies are NaN, too. This finds mistakes in
+ * what kernels say; it says nothing about a device that differs from its manual, nor about speed.
  *
  * One kernel runs at a time (the lock of runtime.cc).
  */
@@ -55,10 +55,10 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 
 namespace emulator
 {
-enum { WARP = 32, SLOT_BYTES = 32, SHARED_BYTES = 160 << 10, MARGIN_BYTES = 1 << 10 };
+enum { WARP = 32, SLOT_BYTES = 32, SHARED_BYTES = 227 << 10 /* the most */, MARGIN_BYTES = 1 << 10 };
 
 /* What the lanes of a warp do together: all of a mask must do the same. */
-enum operation { SHUFFLE, BALLOT, MATCH, SYNC, LOAD_MATRIX, MULTIPLY };
+enum operation { SHUFFLE, BALLOT, MATCH, SYNC, LOAD_MATRIX, MULTIPLY, WAIT_PRODUCTS };
 
 struct alignas(16) slot { /* what a lane brings */
     uint8_t bytes[SLOT_BYTES];
@@ -78,6 +78,22 @@ void meet_block(void);
 void copy_later(void *to, const void *from, bool valid); /* 16 bytes; cp.async */
 void copies_commit(void);
 void copies_wait(uint32_t pending);
+
+/* Barriers in shared memory, copies of boxes to it, and products of warpgroups (hopper.cc). */
+struct product { /* a lane's part: d[n][4] */
+    float *d;
+    uint32_t n;
+    const uint32_t *a; /* [4]; NULL: a is in shared memory */
+    uint64_t shared_a, b;
+    bool transposed;
+};
+void barrier_init(uint64_t *barrier, uint32_t n);
+void barrier_arrive(uint64_t *barrier, uint32_t len_bytes);
+void barrier_wait(uint64_t *barrier, uint32_t parity);
+void copy_box_later(void *shared, const void *map, uint64_t *barrier, uint32_t row, uint32_t slab, uint32_t part);
+void multiply_later(const struct product &p);
+void products_commit(void);
+void products_wait(uint32_t pending);
 
 /* Queues a kernel; `thread` is what one thread does. */
 void launch(struct emulated_stream *stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);
@@ -106,6 +122,18 @@ template <class T> static inline T shuffle(uint32_t mask, T mine, int64_t from)
 template <class K> static inline cudaError_t cudaFuncSetAttribute(K *, enum cudaFuncAttribute, int shared_bytes)
 {
     return shared_bytes <= emulator::SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+struct cudaFuncAttributes {
+    int ptxVersion; /* of the image that runs */
+};
+
+template <class K> static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, K *)
+{
+    int major = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    out->ptxVersion = 10 * major;
+    return e;
 }
 
 #define threadIdx emulator::thread_index

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda_runtime_api.h"
+#include "cudaTypedefs.h"
 #include "tests/emulator/queue.h"
 
 using operation = std::function<void()>;
@@ -113,6 +114,13 @@ void emulator::launch(emulated_stream *stream, dim3 grid, dim3 block, size_t sha
 
 /* ------------------------------------------------------------------ device */
 
+/* TANDEM_EMULATED=hopper: the device has Hopper's instructions. */
+static bool is_hopper(void)
+{
+    const char *what = getenv("TANDEM_EMULATED");
+    return what && !strcmp(what, "hopper");
+}
+
 const char *cudaGetErrorString(cudaError_t e)
 {
     return e == cudaSuccess ? "no error" : e == cudaErrorMemoryAllocation ? "out of memory" : "emulated error";
@@ -143,8 +151,8 @@ cudaError_t cudaSetDevice(int device)
 cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr what, int device)
 {
     *out = what == cudaDevAttrMultiProcessorCount            ? MULTIPROCESSORS
-           : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? emulator::SHARED_BYTES
-           : what == cudaDevAttrComputeCapabilityMajor       ? 8
+           : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? (is_hopper() ? 227 : 163) << 10
+           : what == cudaDevAttrComputeCapabilityMajor       ? (is_hopper() ? 9 : 8)
                                                              : 0;
     return cudaSetDevice(device);
 }
@@ -160,11 +168,18 @@ cudaError_t cudaDeviceEnablePeerAccess(int, unsigned)
     return cudaErrorInvalidDevice;
 }
 
+cudaError_t cudaDriverGetVersion(int *out)
+{
+    *out = 12040;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **out, unsigned, unsigned long long,
                                              enum cudaDriverEntryPointQueryResult *result)
 {
-    *out = NULL;
-    *result = cudaDriverEntryPointSymbolNotFound;
+    PFN_cuTensorMapEncodeTiled_v12000 encode = emulated_encode_map;
+    memcpy(out, &encode, sizeof(encode));
+    *result = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }
 

@@ -18,7 +18,7 @@ namespace
 {
 enum { MOST_THREADS = 1024, STACK_BYTES = 64 << 10, POISON = 0xff, MARGIN = 0x5a, COPY_BYTES = 16 };
 
-enum state : uint8_t { READY, AT_WARP, AT_BLOCK, OVER };
+enum state : uint8_t { READY, LOOKING, AT_WARP, AT_BLOCK, OVER };
 
 struct copy {
     uint8_t *to;
@@ -38,6 +38,8 @@ struct thread {
     meeting *last;     /* the last meeting it had; NULL: none */
     uint32_t n_groups; /* groups of copies that were committed */
     std::vector<copy> copies;
+    std::vector<struct product> products;
+    std::vector<size_t> product_groups; /* products of each group that is in flight */
 };
 
 struct group { /* lanes that wait for the others of a mask */
@@ -59,6 +61,8 @@ uint32_t n_threads, running;
 void *scheduler;
 const std::function<void()> *body;
 
+} // namespace
+
 [[noreturn]] void fail(const char *why)
 {
     fprintf(stderr, "emulator: block %u %u %u of %u %u %u, thread %u of %u: %s\n", block_index.x, block_index.y,
@@ -66,6 +70,8 @@ const std::function<void()> *body;
     abort();
 }
 
+namespace
+{
 /* Saves the registers that a function must keep, and goes on where `to` was left. */
 extern "C" void emulator_switch(void **from, void *to);
 __asm__(".text\n"
@@ -113,6 +119,8 @@ void prepare(uint32_t i)
     states[i] = READY;
     leave(&threads[i]);
     threads[i].copies.clear();
+    threads[i].products.clear();
+    threads[i].product_groups.clear();
 }
 
 void resume(uint32_t i)
@@ -122,18 +130,19 @@ void resume(uint32_t i)
     emulator_switch(&scheduler, threads[i].stack_pointer);
 }
 
-/* All threads that can run do so once. False: none can. */
+/* All threads that can run do so once. False: they have only looked, in vain, for what they wait for. */
 bool turn(bool is_ascending)
 {
     bool any = false;
     for (uint32_t n = 0; n < n_threads; n++) {
         uint32_t i = is_ascending ? n : n_threads - 1 - n;
-        if (states[i] == READY) {
-            resume(i);
-            any = true;
-        }
+        if (states[i] > LOOKING)
+            continue;
+        bool looks = states[i] == LOOKING;
+        resume(i);
+        any |= !looks || states[i] != LOOKING;
     }
-    return any;
+    return any || copy_box_now();
 }
 
 /* Lets threads that wait at the barrier go on. False: all threads are over. */
@@ -142,8 +151,8 @@ bool pass_barrier(void)
     bool any = false;
     for (uint32_t i = 0; i < n_threads; i++) {
         running = i;
-        if (states[i] == AT_WARP)
-            fail("waits for threads of its warp that do not come");
+        if (states[i] == AT_WARP || states[i] == LOOKING)
+            fail("waits for threads or copies that do not come");
         if (states[i] == AT_BLOCK) {
             states[i] = READY;
             any = true;
@@ -251,6 +260,51 @@ void copies_wait(uint32_t pending)
         else
             memset(t.copies[n].to, 0, COPY_BYTES);
     t.copies.erase(t.copies.begin(), t.copies.begin() + (ptrdiff_t)n);
+}
+
+/* ------------------------------------------------------------------ Hopper */
+
+void look_again(void)
+{
+    pause_as(LOOKING);
+}
+
+void multiply_later(const struct product &p)
+{
+    threads[running].products.push_back(p);
+}
+
+void products_commit(void)
+{
+    thread &t = threads[running];
+    size_t before = 0;
+    for (size_t n : t.product_groups)
+        before += n;
+    t.product_groups.push_back(t.products.size() - before);
+}
+
+/* The warp's lanes have queued the same products. */
+static void multiply_groups(slot *all)
+{
+    uint32_t first = running / WARP * WARP, pending = value_of<uint32_t>(all[running % WARP]);
+    while (threads[first].product_groups.size() > pending) {
+        size_t n = threads[first].product_groups[0];
+        for (size_t j = 0; j < n; j++) {
+            const struct product *lanes[WARP];
+            for (uint32_t i = 0; i < WARP; i++)
+                lanes[i] = &threads[first + i].products[j];
+            multiply_now(lanes, first / WARP % 4);
+        }
+        for (uint32_t i = first; i < first + WARP; i++) {
+            threads[i].products.erase(threads[i].products.begin(), threads[i].products.begin() + (ptrdiff_t)n);
+            threads[i].product_groups.erase(threads[i].product_groups.begin());
+        }
+    }
+}
+
+void products_wait(uint32_t pending)
+{
+    meet(0xffffffff, WAIT_PRODUCTS, &pending, sizeof(pending), multiply_groups);
 }
 
 void run_kernel(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &thread)

@@ -1,4 +1,4 @@
-/* The types of tensor maps, which the emulated device does not have. */
+/* The types of tensor maps, and the function that makes them (hopper.cc). */
 #pragma once
 
 #include <stdint.h>
@@ -18,3 +18,10 @@ typedef CUresult (*PFN_cuTensorMapEncodeTiled_v12000)(CUtensorMap *, CUtensorMap
                                                       const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                                                       const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+#ifdef __cplusplus
+CUresult emulated_encode_map(CUtensorMap *out, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                             const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
+                             const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                             CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
+#endif

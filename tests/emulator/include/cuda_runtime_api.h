@@ -1,8 +1,9 @@
 /*
  * CUDA on the CPU, for tests of machines without a device: the part of the runtime's interface that
- * kernels/cuda uses, and for C++ the words of the language (emulator.h has how they run). Found in place of
- * the toolkit's header of this name. Functions behave as the toolkit's documentation says for one device of
- * compute capability 8.0, on which work begins as late as it may.
+ * kernels/cuda uses, and for C++ the words of the language (emulator.h has how they run). Found in place
+ * of the toolkit's header of this name. Functions behave as the toolkit's documentation says for one
+ * device, of compute capability 8.0, or 9.0 with TANDEM_EMULATED=hopper, on which work begins as late as
+ * it may.
  */
 #pragma once
 
