@@ -24,7 +24,7 @@ variant() { # NAME CC OPTIONS...
 }
 
 status=0
-mapfile -t sources < <(git ls-files '*.c' '*.h' '*.cuh' 2>/dev/null)
+mapfile -t sources < <(git ls-files '*.c' '*.cc' '*.h' '*.cu' '*.cuh' 2>/dev/null)
 if [ ${#sources[@]} -eq 0 ] || ! command -v clang-format >/dev/null; then
   echo "# skipped: clang-format (no git checkout, or no clang-format)"
 elif clang-format --dry-run -Werror "${sources[@]}"; then

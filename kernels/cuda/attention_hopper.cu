@@ -20,17 +20,24 @@
  * address, and a slot without a key must become zeros. A tensor map would have to span all memory in which
  * pages may be, and numbers behind the last key would have to be cleared afterwards. cp.async writes as
  * threads do. So the producer waits for its copies, one block behind the one that it requests, and fences
- * before it tells the consumers.
+ * before it tells the consumers. Pages of e4m3 come as they are, AHEAD tiles of them, in half the bytes; the
+ * producer's threads widen what they have copied into the stages.
  */
 #include "kernels/cuda/attention_tile.cuh"
 #include "kernels/cuda/stages.cuh"
 
-template <int DIM_, uint32_t CONSUMERS_> struct hopper {
+/* E4M3: pages are of e4m3. */
+template <int DIM_, uint32_t CONSUMERS_, bool E4M3_> struct hopper {
     static constexpr int DIM = DIM_;
+    static constexpr bool E4M3 = E4M3_;
     static constexpr uint32_t CONSUMERS = CONSUMERS_, QUERIES = 64 * CONSUMERS, CTA = (CONSUMERS + 1) * THREADS;
     static constexpr uint32_t CTAS = CONSUMERS == 1 ? 2 : 1; /* blocks of threads on a multiprocessor */
-    using stages = struct stages<(CONSUMERS == 1 ? 96 : 128) * 1024 / tile<DIM>::BYTES, tile<DIM>::BYTES>;
-    static constexpr uint32_t RUN_BYTES = QUERIES * DIM * 4; /* behind the stages: the joined earlier runs */
+    /* Behind the stages: tiles of codes that are on their way, then the joined earlier runs. */
+    static constexpr uint32_t AHEAD = !E4M3 ? 0 : CONSUMERS == 1 ? 3 : 2;
+    static constexpr uint32_t CODES_BYTES = AHEAD * sizeof(codes<DIM>), RUN_BYTES = QUERIES * DIM * 4;
+    static constexpr uint32_t ROOM = (CONSUMERS == 1 ? E4M3 ? 112 : 96 : E4M3 ? 160 : 128) * 1024;
+    using stages = struct stages<(ROOM - CODES_BYTES) / tile<DIM>::BYTES, tile<DIM>::BYTES>;
+    static_assert(sizeof(stages) % 16 == 0, "codes are copied by 16 bytes");
     /* Registers of a thread of the producer, and of a consumer. */
     static constexpr uint32_t GIVEN = 40, TAKEN = CONSUMERS == 1 ? 216 : 232;
     static constexpr uint32_t BLOCKS = CUDA_SPLIT / tile<DIM>::KEYS; /* blocks of keys in a run */
@@ -56,6 +63,32 @@ static __device__ __forceinline__ void produce(const struct attention &t, const 
     copy_async_wait<0>();
     fence_async();
     barrier_arrive(&stages->full[before.stage]);
+}
+
+/* The same for pages of e4m3. A thread reads only codes that it has copied. */
+template <class H>
+static __device__ __forceinline__ void produce_widened(const struct attention &t, const struct item &i,
+                                                       typename H::stages *stages)
+{
+    constexpr uint32_t KEYS = tile<H::DIM>::KEYS;
+    auto *ahead = (struct codes<H::DIM> *)(stages + 1);
+    uint32_t first = i.first_key / KEYS, end = i.last_key / KEYS + 1;
+    struct turn<typename H::stages> turn;
+    auto copy = [&](uint32_t block) {
+        if (block < end)
+            copy_codes<H::DIM>(t, i, block, &ahead[(block - first) % H::AHEAD]);
+        copy_async_commit(); /* also an empty group: waiting counts groups */
+    };
+    for (uint32_t n = 0; n < H::AHEAD; n++)
+        copy(first + n);
+    for (uint32_t block = first; block < end; block++, turn.next()) {
+        uint8_t *to = wait_empty(stages, turn);
+        copy_async_wait<H::AHEAD - 1>();
+        widen_codes<H::DIM>(&ahead[(block - first) % H::AHEAD], to);
+        fence_async();
+        barrier_arrive(&stages->full[turn.stage]);
+        copy(block + H::AHEAD);
+    }
 }
 
 /* Queues s = q k^T. */
@@ -163,7 +196,8 @@ static __device__ __forceinline__ void consume(const struct attention &t, const 
     /* Up to own_end, the queries see some key of each block. */
     uint32_t block = min(max(g.first.first_key / KEYS, first), end);
     uint32_t own_end = g.first.valid ? min(g.last.pos / KEYS + 1, end) : 0;
-    struct runs_before before = {{}, {}, (float *)(stages + 1) + consumer * 64 * H::DIM + threadIdx.x % THREADS, false};
+    float *runs = (float *)((uint8_t *)(stages + 1) + H::CODES_BYTES);
+    struct runs_before before = {{}, {}, runs + consumer * 64 * H::DIM + threadIdx.x % THREADS, false};
     struct turn<typename H::stages> turn;
     partial<H::DIM / 8> x;
     empty(&x);
@@ -196,7 +230,10 @@ static __global__ void __launch_bounds__(H::CTA, H::CTAS)
         __syncthreads();
         if (warp >= H::CONSUMERS * WARPS) {
             registers_give<H::GIVEN>();
-            produce<H>(t, i, stages);
+            if constexpr (H::E4M3)
+                produce_widened<H>(t, i, stages);
+            else
+                produce<H>(t, i, stages);
         } else {
             registers_take<H::TAKEN>();
             consume<H>(t, f, i, warp, stages);
@@ -208,18 +245,28 @@ template <class H>
 static void launch(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
                    bool keeps_runs)
 {
-    uint32_t shared = sizeof(typename H::stages) + (keeps_runs ? H::RUN_BYTES : 0);
+    uint32_t shared = sizeof(typename H::stages) + H::CODES_BYTES + (keeps_runs ? H::RUN_BYTES : 0);
     cudaFuncSetAttribute(attend<H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     launch_next(stream, attend<H>, dim3(n_items, t.n_kv_heads), H::CTA, shared, t, f);
+}
+
+template <bool E4M3>
+static void launch_form(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
+                        bool keeps_runs)
+{
+    auto *chosen = launch<hopper<128, 2, E4M3>>;
+    if (t.head_dim == 64)
+        chosen = f.narrow ? launch<hopper<64, 1, E4M3>> : launch<hopper<64, 2, E4M3>>;
+    else if (f.narrow)
+        chosen = launch<hopper<128, 1, E4M3>>;
+    chosen(stream, t, f, n_items, keeps_runs);
 }
 
 void attend_hopper(cudaStream_t stream, const struct attention &t, const struct form &f, uint32_t n_items,
                    bool keeps_runs)
 {
-    auto *launch_form = launch<hopper<128, 2>>;
-    if (t.head_dim == 64)
-        launch_form = f.narrow ? launch<hopper<64, 1>> : launch<hopper<64, 2>>;
-    else if (f.narrow)
-        launch_form = launch<hopper<128, 1>>;
-    launch_form(stream, t, f, n_items, keeps_runs);
+    if (t.row_bytes == t.head_dim)
+        launch_form<true>(stream, t, f, n_items, keeps_runs);
+    else
+        launch_form<false>(stream, t, f, n_items, keeps_runs);
 }

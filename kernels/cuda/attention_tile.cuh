@@ -176,7 +176,7 @@ static __device__ __forceinline__ void widen_chunk(uint8_t *to, uint32_t low, ui
 
 /*
  * A plane (keys, or values) of a tile from pages of e4m3. A thread loads 16 numbers at once, and all that it
- * loads before it widens the first: these are the loads in flight. mine: as in load_tile.
+ * loads before it widens the first: these are the loads in flight. mine: of find_eight.
  */
 template <int DIM>
 static __device__ __forceinline__ void load_plane_e4m3(const struct item &i, uint32_t first, const uint8_t *mine,
@@ -200,20 +200,68 @@ static __device__ __forceinline__ void load_plane_e4m3(const struct item &i, uin
     }
 }
 
+/* Where lane i finds keys `first` + 8 i and the seven after, which are in a page. NULL: nobody sees them. */
+template <int DIM>
+static __device__ __forceinline__ const uint8_t *find_eight(const struct attention &t, const struct item &i,
+                                                            uint32_t first)
+{
+    uint32_t lane = threadIdx.x % WARP, eight = first + lane * 8;
+    bool seen = lane < tile<DIM>::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key;
+    return seen ? key_at(t, i.seq, i.kv_head, eight) : NULL;
+}
+
+/*
+ * The codes of a tile from pages of e4m3, on their way. Each thread copies pieces of 16 numbers to places
+ * of its own, waits for its copies, and widens them into the tile, so no thread waits for another one.
+ */
+template <int DIM> struct codes {
+    static constexpr uint32_t PIECES = DIM / 16, EACH = tile<DIM>::KEYS * PIECES / THREADS; /* of a plane */
+    uint4 planes[2][EACH][THREADS];
+};
+
+template <int DIM>
+static __device__ __forceinline__ void copy_codes(const struct attention &t, const struct item &i, uint32_t block,
+                                                  struct codes<DIM> *to)
+{
+    using C = codes<DIM>;
+    uint32_t first = block * tile<DIM>::KEYS, thread = threadIdx.x % THREADS;
+    const uint8_t *mine = find_eight<DIM>(t, i, first);
+#pragma unroll
+    for (uint32_t n = 0; n < C::EACH; n++) {
+        uint32_t row = row_of<C::PIECES>(n), piece = piece_of<C::PIECES>(n);
+        const uint8_t *k = shuffle_pointer(mine, row / 8) + row % 8 * DIM + piece * 16;
+        bool valid = first + row >= i.first_key && first + row <= i.last_key;
+        copy_async16(&to->planes[0][n][thread], k, valid);
+        copy_async16(&to->planes[1][n][thread], k + t.plane_bytes, valid);
+    }
+}
+
+template <int DIM> static __device__ __forceinline__ void widen_codes(const struct codes<DIM> *from, uint8_t *to)
+{
+    using C = codes<DIM>;
+    using T = tile<DIM>;
+    uint32_t thread = threadIdx.x % THREADS;
+#pragma unroll
+    for (uint32_t n = 0; n < 2 * C::EACH; n++) {
+        uint32_t plane = n / C::EACH, row = row_of<C::PIECES>(n % C::EACH), piece = piece_of<C::PIECES>(n % C::EACH);
+        uint4 loaded = from->planes[plane][n % C::EACH][thread];
+        uint8_t *at = to + plane * T::PLANE_BYTES;
+        widen_chunk(at + T::at(row, 2 * piece), loaded.x, loaded.y);
+        widen_chunk(at + T::at(row, 2 * piece + 1), loaded.z, loaded.w);
+    }
+}
+
 /*
  * THREADS threads begin to load keys block * KEYS and following, and their values unless these are a part of
- * the keys (LATENT). Eight consecutive keys are in one page; lane i looks up the i-th eight.
+ * the keys (LATENT).
  */
 template <int DIM, bool LATENT = false>
 static __device__ __forceinline__ void load_tile(const struct attention &t, const struct item &i, uint32_t block,
                                                  uint8_t *to)
 {
     using T = tile<DIM>;
-    uint32_t first = block * T::KEYS, lane = threadIdx.x % WARP;
-    uint32_t eight = first + lane * 8;
-    const uint8_t *mine = 0;
-    if (lane < T::KEYS / 8 && eight + 7 >= i.first_key && eight <= i.last_key)
-        mine = key_at(t, i.seq, i.kv_head, eight);
+    uint32_t first = block * T::KEYS;
+    const uint8_t *mine = find_eight<DIM>(t, i, first);
     if (t.row_bytes == DIM) {
         load_plane_e4m3<DIM>(i, first, mine, 0, to);
         if (!LATENT)
