@@ -24,16 +24,22 @@
  * A tile of 32 outputs is half of one product; the other half multiplies whatever follows in shared memory,
  * and its sums are not stored.
  *
+ * Packed weights: no tensor memory accelerator can widen codes, so a warpgroup does: it copies codes of
+ * the next stages by cp.async, and writes their numbers into a stage in the order that a copy would have.
+ * The rest is the same, and so are the bits, for few rows as for many: those of a matrix of the numbers
+ * that the codes stand for.
+ *
  * Sorted rows: first[] is on the device only, so a warp counts tiles by itself. The box of a tile may reach
  * into the rows of the next matrix; their sums are not stored.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/pack.cuh"
+#include "kernels/cuda/packed.cuh"
 #include "kernels/cuda/stages.cuh"
 
 static constexpr uint32_t WARP = 32, ALL = 0xffffffff;
-static constexpr uint32_t BAND_ROWS = 2048;
+static constexpr uint32_t BAND_ROWS = 2048, PRODUCERS = 128;
 
 struct hopper_job {
     alignas(64) struct cuda_map w; /* of the only matrix */
@@ -45,17 +51,28 @@ struct hopper_job {
 
 /*
  * Tiles of OUTS x ROWS sums. A stage has K numbers of each output and row, in slabs of 64, weights before
- * rows.
+ * rows. W: the format of the weights; the codes of AHEAD stages are on their way, behind the stages.
  */
-template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_> struct hopper_shape {
+template <uint32_t OUTS_, uint32_t ROWS_, uint32_t K_, k_weights W_> struct hopper_shape {
     static constexpr uint32_t OUTS = OUTS_, ROWS = ROWS_, K = K_;
+    static constexpr k_weights W = W_;
+    static constexpr bool PACKED = W != WEIGHTS_AS_STORED;
     static constexpr uint32_t WARPGROUPS = OUTS <= 64 ? 1 : 2, WARPS = WARPGROUPS * 4, THREADS = (WARPS + 4) * WARP;
     static constexpr uint32_t SLABS = K / CUDA_SLAB_NUMBERS, ROW_BYTES = CUDA_SLAB_NUMBERS * 2; /* of a slab */
     static constexpr uint32_t W_SLAB = OUTS * ROW_BYTES, X_SLAB = ROWS * ROW_BYTES, X_AT = W_SLAB * SLABS;
     static constexpr uint32_t STAGE = (W_SLAB + X_SLAB) * SLABS, ROOM = 226 * 1024;
-    using stages = struct stages<ROOM / STAGE, STAGE>;
+    /* Pieces of 16 bytes of codes: of a row of a stage, of a stage, and of a producing thread. */
+    static constexpr uint32_t CODES = codes_in_piece<W>, PIECES = K / CODES, IN_STAGE = OUTS * PIECES;
+    static constexpr uint32_t EACH = IN_STAGE / PRODUCERS, AHEAD = PACKED ? 3 : 0;
+    static constexpr uint32_t CODES_BYTES = AHEAD * IN_STAGE * 16;
+    using stages = struct stages<(ROOM - CODES_BYTES) / STAGE, STAGE>;
+    static constexpr uint32_t SHARED_BYTES = sizeof(stages) + CODES_BYTES;
+    /* Registers of a producing thread, and of the others. */
+    static constexpr uint32_t GIVEN = PACKED ? 72 : 40, TAKEN = PACKED ? 216 : 232;
     static constexpr uint32_t BAND = BAND_ROWS / ROWS;
-    static_assert(stages::N >= 4 && sizeof(stages) <= 227 * 1024, "a multiprocessor has room for it");
+    static_assert(stages::N >= (PACKED ? 3 : 4) && SHARED_BYTES <= 227 * 1024 && sizeof(stages) % 16 == 0,
+                  "a multiprocessor has room for it");
+    static_assert(IN_STAGE % PRODUCERS == 0, "codes are shared evenly");
 };
 
 /* ------------------------------------------------------------------- tiles */
@@ -199,6 +216,132 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, typen
     }
 }
 
+/* A stage of those that a CTA goes through: a tile, and numbers of it from k on. */
+template <class S> struct walk {
+    struct tile t;
+    uint32_t number, k;
+    bool any;
+
+    __device__ __forceinline__ void begin(const struct hopper_job &h, uint32_t n_row_tiles)
+    {
+        number = blockIdx.x;
+        k = 0;
+        any = find_tile<S>(h, n_row_tiles, number, &t);
+    }
+
+    __device__ __forceinline__ void next(const struct hopper_job &h, uint32_t n_row_tiles)
+    {
+        k += S::K;
+        if (!any || k < h.job.n_in)
+            return;
+        k = 0;
+        number += gridDim.x;
+        any = find_tile<S>(h, n_row_tiles, number, &t);
+    }
+};
+
+/* Piece i of a producing thread: its output in the tile, and its place in the stage's part of a row. */
+template <class S> static __device__ __forceinline__ uint32_t piece_out(uint32_t i)
+{
+    return (i * PRODUCERS + threadIdx.x % PRODUCERS) / S::PIECES;
+}
+
+template <class S> static __device__ __forceinline__ uint32_t piece_at(uint32_t i)
+{
+    return (i * PRODUCERS + threadIdx.x % PRODUCERS) % S::PIECES;
+}
+
+template <class S>
+static __device__ __forceinline__ void copy_codes(const struct hopper_job &h, const struct walk<S> &w, uint4 *to)
+{
+    if (w.any) {
+        const uint8_t *codes = (const uint8_t *)weights_of(h.job, w.t);
+#pragma unroll
+        for (uint32_t i = 0; i < S::EACH; i++) {
+            uint32_t out = w.t.out0 + piece_out<S>(i), k = w.k + piece_at<S>(i) * S::CODES;
+            bool valid = out < h.job.n_out && k < h.job.stride;
+            const uint8_t *from = codes + (size_t)out * code_bytes(h.job) + k / S::CODES * 16;
+            copy_async16(to + i * PRODUCERS + threadIdx.x % PRODUCERS, valid ? from : codes, valid);
+        }
+    }
+    copy_async_commit(); /* also an empty group: waiting counts groups */
+}
+
+template <class S>
+static __device__ __forceinline__ void fetch_scales(const struct hopper_job &h, const struct walk<S> &w,
+                                                    float scales[S::EACH])
+{
+    if (!w.any)
+        return;
+    const void *all = weights_of(h.job, w.t);
+#pragma unroll
+    for (uint32_t i = 0; i < S::EACH; i++) {
+        uint32_t out = w.t.out0 + piece_out<S>(i), k = w.k + piece_at<S>(i) * S::CODES;
+        scales[i] = out < h.job.n_out && k < h.job.stride ? scale_of(h.job, all, S::W, out, k) : 0;
+    }
+}
+
+/* Widens the codes that a thread has copied to where the weights of a stage are. */
+template <class S>
+static __device__ __forceinline__ void widen_stage(const uint4 *codes, const float scales[S::EACH], uint8_t *stage)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < S::EACH; i++) {
+        uint4 piece = codes[i * PRODUCERS + threadIdx.x % PRODUCERS];
+        uint32_t out = piece_out<S>(i);
+#pragma unroll
+        for (uint32_t j = 0; j < S::CODES / 8; j++) {
+            uint32_t chunk = piece_at<S>(i) * (S::CODES / 8) + j;
+            *(uint4 *)(stage + chunk / 8 * S::W_SLAB + out * S::ROW_BYTES + (chunk % 8 ^ out % 8) * 16) =
+                widen_chunk<S::W>(piece, j, scales[i]);
+        }
+    }
+}
+
+/*
+ * Packed weights: a warpgroup copies codes, AHEAD stages ahead, and widens them into the stages. Each thread
+ * reads only codes that it has copied. Scales are read one stage ahead.
+ */
+template <class S>
+static __device__ __forceinline__ void produce_widened(const struct hopper_job &h, typename S::stages *stages)
+{
+    uint4 *codes = (uint4 *)(stages + 1);
+    bool is_first = threadIdx.x % PRODUCERS == 0;
+    struct turn<typename S::stages> turn;
+    struct walk<S> now, after, ahead;
+    float scales[S::EACH], next[S::EACH];
+    wait_for_kernels_before();
+    uint32_t n_row_tiles = count_row_tiles<S>(h), slot = 0;
+    now.begin(h, n_row_tiles);
+    ahead = now;
+    for (uint32_t n = 0; n < S::AHEAD; n++, ahead.next(h, n_row_tiles))
+        copy_codes<S>(h, ahead, codes + n * S::IN_STAGE);
+    fetch_scales<S>(h, now, next);
+    while (now.any) {
+        after = now;
+        after.next(h, n_row_tiles);
+#pragma unroll
+        for (uint32_t i = 0; i < S::EACH; i++)
+            scales[i] = next[i];
+        fetch_scales<S>(h, after, next);
+        uint8_t *stage = wait_empty(stages, turn);
+        uint64_t *full = &stages->full[turn.stage];
+        if (is_first) {
+            barrier_expect(full, S::X_SLAB * S::SLABS);
+            fill_rows<S>(h, now.t, now.k, stage, full);
+        }
+        copy_async_wait<S::AHEAD - 1>();
+        widen_stage<S>(codes + slot * S::IN_STAGE, scales, stage);
+        fence_async();
+        barrier_arrive(full);
+        copy_codes<S>(h, ahead, codes + slot * S::IN_STAGE);
+        ahead.next(h, n_row_tiles);
+        slot = slot + 1 < S::AHEAD ? slot + 1 : 0;
+        now = after;
+        turn.next();
+    }
+}
+
 /* Operands at step 0 of a stage. */
 struct operands {
     uint64_t w, x;
@@ -299,7 +442,10 @@ static __device__ __forceinline__ void consume(const struct hopper_job &h, uint3
     }
 }
 
-/* The last warpgroup produces, by its first warp. It gives registers that it does not need to the others. */
+/*
+ * The last warpgroup produces, by its first warp or, if it widens, by all. It gives registers that it does
+ * not need to the others.
+ */
 template <class S>
 static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_constant__ struct hopper_job h)
 {
@@ -310,16 +456,18 @@ static __global__ void __launch_bounds__(S::THREADS, 1) multiply(const __grid_co
         uint32_t warp = __shfl_sync(ALL, threadIdx.x / WARP, 0);
         let_next_start();
         if (threadIdx.x == 0)
-            stages->init(1, S::WARPS);
+            stages->init(S::PACKED ? 1 + PRODUCERS : 1, S::WARPS);
         __syncthreads();
         if (warp >= S::WARPS) {
             if constexpr (S::WARPGROUPS == 2)
-                registers_give<40>();
-            if (warp == S::WARPS)
+                registers_give<S::GIVEN>();
+            if constexpr (S::PACKED)
+                produce_widened<S>(h, stages);
+            else if (warp == S::WARPS)
                 produce<S>(h, stages);
         } else {
             if constexpr (S::WARPGROUPS == 2)
-                registers_take<232>();
+                registers_take<S::TAKEN>();
             consume<S>(h, warp, stages);
         }
     }
@@ -341,23 +489,22 @@ template <class S> static struct hopper_choice choice_of(void)
 {
     constexpr double PRODUCTS = 2048, BYTES = 40;
     double products = S::OUTS * S::ROWS / PRODUCTS, bytes = (S::OUTS + S::ROWS) * 2 / BYTES;
-    return {multiply<S>,
-            S::OUTS,
-            S::ROWS,
-            S::SLABS,
-            S::THREADS,
-            sizeof(typename S::stages),
-            products > bytes ? products : bytes};
+    return {multiply<S>, S::OUTS, S::ROWS, S::SLABS, S::THREADS, S::SHARED_BYTES, products > bytes ? products : bytes};
 }
 
 /* Larger shapes come first: at equal cost they read less. */
-static const struct hopper_choice CHOICES[] = {
-    choice_of<hopper_shape<128, 256, 64>>(), choice_of<hopper_shape<128, 128, 64>>(),
-    choice_of<hopper_shape<128, 64, 128>>(), choice_of<hopper_shape<64, 64, 128>>(),
-    choice_of<hopper_shape<32, 64, 128>>(),  choice_of<hopper_shape<64, 32, 128>>(),
-    choice_of<hopper_shape<32, 32, 128>>(),  choice_of<hopper_shape<64, 8, 256>>(),
-    choice_of<hopper_shape<32, 8, 256>>()};
-static constexpr uint32_t N_CHOICES = sizeof(CHOICES) / sizeof(CHOICES[0]);
+static constexpr uint32_t N_CHOICES = 9;
+template <enum k_weights W>
+static const struct hopper_choice CHOICES[N_CHOICES] = {
+    choice_of<hopper_shape<128, 256, 64, W>>(), choice_of<hopper_shape<128, 128, 64, W>>(),
+    choice_of<hopper_shape<128, 64, 128, W>>(), choice_of<hopper_shape<64, 64, 128, W>>(),
+    choice_of<hopper_shape<32, 64, 128, W>>(),  choice_of<hopper_shape<64, 32, 128, W>>(),
+    choice_of<hopper_shape<32, 32, 128, W>>(),  choice_of<hopper_shape<64, 8, 256, W>>(),
+    choice_of<hopper_shape<32, 8, 256, W>>()};
+
+/* By enum k_weights; a shape has the same tiles in each. */
+static const struct hopper_choice *const BY_WEIGHTS[] = {CHOICES<WEIGHTS_AS_STORED>, CHOICES<WEIGHTS_INT8>,
+                                                         CHOICES<WEIGHTS_FP8>, CHOICES<WEIGHTS_INT4>};
 
 uint32_t cuda_hopper_shapes(void)
 {
@@ -366,7 +513,7 @@ uint32_t cuda_hopper_shapes(void)
 
 struct cuda_tile cuda_hopper_tile(uint32_t shape)
 {
-    const struct hopper_choice &c = CHOICES[shape];
+    const struct hopper_choice &c = BY_WEIGHTS[0][shape];
     return {c.outs, c.rows, c.slabs};
 }
 
@@ -382,7 +529,7 @@ uint32_t cuda_hopper_choose(const struct cuda_matrix *w, uint32_t n, uint32_t n_
     uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount), best = 0;
     double least = 0;
     for (uint32_t i = 0; i < N_CHOICES && n_rows; i++) {
-        const struct hopper_choice &c = CHOICES[i];
+        const struct hopper_choice &c = BY_WEIGHTS[0][i];
         uint64_t n_tiles = (uint64_t)expect_row_tiles(n, n_rows, is_sorted, c.rows) * tiles(w->n_out, c.outs);
         double cost = (double)((n_tiles + n_sms - 1) / n_sms) * c.cost;
         if (!i || cost < least) {
@@ -398,7 +545,7 @@ static void launch(cudaStream_t stream, uint32_t shape, struct hopper_job *h)
     if (!h->job.p.n_rows)
         return;
     uint32_t n_sms = device_number(cudaDevAttrMultiProcessorCount);
-    const struct hopper_choice *c = &CHOICES[shape];
+    const struct hopper_choice *c = &BY_WEIGHTS[h->job.weights][shape];
     h->n_row_tiles = h->job.n_matrices * tiles(h->job.p.n_rows, c->rows);
     uint64_t n_tiles = h->n_row_tiles;
     if (h->job.first)
@@ -422,12 +569,12 @@ cudaError_t cuda_linear_hopper_open(bool *has_out)
     static const int RECORDS_OVERLAP = 12030;
     cudaFuncAttributes attributes;
     int device = 0, driver = 0;
-    cudaError_t e = cudaFuncGetAttributes(&attributes, CHOICES[0].kernel);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, BY_WEIGHTS[0][0].kernel);
     /* Otherwise the device compiled an older image. */
     *has_out = e == cudaSuccess && attributes.ptxVersion >= 90;
-    for (const struct hopper_choice &c : CHOICES)
-        if (e == cudaSuccess && *has_out)
-            e = cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.shared_bytes);
+    for (const struct hopper_choice *of : BY_WEIGHTS)
+        for (const struct hopper_choice *c = of; c < of + N_CHOICES && e == cudaSuccess && *has_out; c++)
+            e = cudaFuncSetAttribute(c->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c->shared_bytes);
     if (e == cudaSuccess && cudaGetDevice(&device) == cudaSuccess && device < CUDA_MAX_DEVICES)
         overlaps[device] = *has_out && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= RECORDS_OVERLAP;
     return e;
@@ -441,11 +588,18 @@ static struct hopper_job hopper_job_of(const struct linear_job &job, const struc
     return h;
 }
 
+/* Packed weights have no maps. */
+static const struct cuda_map *maps_of(const struct cuda_stack *s, uint32_t shape)
+{
+    return s->maps ? s->maps + (size_t)shape * s->n : NULL;
+}
+
 void cuda_linear_hopper(cudaStream_t stream, const struct cuda_matrix *w, const struct cuda_product *p, uint32_t shape,
                         const struct cuda_map *x)
 {
     struct hopper_job h = hopper_job_of(job_of(w, p), x);
-    h.w = w->maps[shape];
+    if (w->maps)
+        h.w = w->maps[shape];
     launch(stream, shape, &h);
 }
 
@@ -453,7 +607,7 @@ void cuda_each_hopper(cudaStream_t stream, const struct cuda_stack *s, const str
                       const struct cuda_map *x, size_t y_step)
 {
     struct hopper_job h = hopper_job_of(each_job_of(s, p, 0, y_step), x);
-    h.ws = s->maps + (size_t)shape * s->n;
+    h.ws = maps_of(s, shape);
     launch(stream, shape, &h);
 }
 
@@ -461,6 +615,6 @@ void cuda_sorted_hopper(cudaStream_t stream, const struct cuda_stack *s, const s
                         const struct cuda_map *x, const uint32_t *first)
 {
     struct hopper_job h = hopper_job_of(sorted_job_of(s, p, first), x);
-    h.ws = s->maps + (size_t)shape * s->n;
+    h.ws = maps_of(s, shape);
     launch(stream, shape, &h);
 }

@@ -2,17 +2,15 @@
  * Fast products with matrices in packed formats (cuda.h): the bits of linear.cu with the bf16 numbers that
  * the codes stand for.
  *
- * Few rows must stream codes at the speed of the memory. Codes come by cp.async, several stages deep, and
- * each stage is widened into a tile of bf16, which the tensor cores multiply as in linear.cu. Scales are read
- * into registers one stage ahead. With many rows the whole matrix is widened once instead (cuda_widen), for
- * the plain products.
+ * Hopper has kernels of its own for them (linear_hopper.cu). Few rows must stream codes at the speed of
+ * the memory. Codes come by cp.async, several stages deep, and each stage is widened into a tile of bf16,
+ * which the tensor cores multiply as in linear.cu. Scales are read into registers one stage ahead. With
+ * many rows the whole matrix is widened once instead (cuda_widen), for the plain products.
  *
  * Rows of codes are whole stages long, with zeros behind n_in.
  */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear_tile.cuh"
-
-template <enum k_weights W> constexpr uint32_t codes_in_piece = W == WEIGHTS_INT4 ? 32 : 16; /* in 16 bytes */
 
 /* A tile as fast_shape, with packed codes. */
 template <class S_, enum k_weights W_>
@@ -62,35 +60,6 @@ static __device__ __forceinline__ void fetch_scales(const struct linear_job &job
         uint32_t out = t.out0 + piece_out<P>(i), k = at * P::S::K + piece_chunk<P>(i) * P::CODES;
         scales[i] = out < job.n_out && k < job.stride ? scale_of(job, w, P::W, out, k) : 0;
     }
-}
-
-/* Two neighbouring codes as bf16 numbers. */
-template <enum k_weights W>
-static __device__ __forceinline__ uint32_t widen_pair(uint32_t codes, uint32_t i, float scale)
-{
-    constexpr uint32_t BITS = W == WEIGHTS_INT4 ? 4 : 8, MASK = (1 << BITS) - 1;
-    if constexpr (W == WEIGHTS_FP8) {
-        float a, b;
-        from_e4m3_pair(codes >> (2 * i * BITS), &a, &b);
-        return pack_bf16(a * scale, b * scale);
-    }
-    uint8_t low = codes >> (2 * i * BITS) & MASK, high = codes >> ((2 * i + 1) * BITS) & MASK;
-    return pack_bf16(packed_number(W, low) * scale, packed_number(W, high) * scale);
-}
-
-/* Chunk i (8 numbers of bf16) of a piece. */
-template <enum k_weights W>
-static __device__ __forceinline__ uint4 widen_chunk(const uint4 &piece, uint32_t i, float scale)
-{
-    constexpr uint32_t WORD = codes_in_piece<W> / 4; /* codes in 4 bytes */
-    const uint32_t from[4] = {piece.x, piece.y, piece.z, piece.w};
-    uint32_t words[4];
-#pragma unroll
-    for (uint32_t j = 0; j < 4; j++) {
-        uint32_t pair = 4 * i + j;
-        words[j] = widen_pair<W>(from[2 * pair / WORD], pair % (WORD / 2), scale);
-    }
-    return {words[0], words[1], words[2], words[3]};
 }
 
 /* Widens a thread's codes of a stage to where load_matrix4 reads their numbers. */

@@ -5,9 +5,7 @@
  */
 #pragma once
 
-#include "kernels/cuda/linear.cuh"
-#include "kernels/cuda/ptx.cuh"
-#include "kernels/packed.h"
+#include "kernels/cuda/packed.cuh"
 
 constexpr uint32_t NONE = UINT32_MAX;
 
@@ -43,25 +41,6 @@ static __device__ inline bool find_tile(const struct linear_job &job, uint32_t h
     }
     t->n_rows = min(end - t->row0, height);
     return true;
-}
-
-static __device__ inline const void *weights_of(const struct linear_job &job, const struct tile &t)
-{
-    return job.datas ? job.datas[t.matrix] : job.data;
-}
-
-/* Packed matrices (cuda.h): bytes of a row of codes; offset of the scales. */
-static __device__ __forceinline__ uint32_t code_bytes(const struct linear_job &job)
-{
-    return job.stride * packed_bits(job.weights) / 8;
-}
-
-static __device__ __forceinline__ float scale_of(const struct linear_job &job, const void *w, enum k_weights weights,
-                                                 uint32_t out, uint32_t k)
-{
-    const uint8_t *scales = (const uint8_t *)w + (size_t)job.n_out * code_bytes(job);
-    size_t i = (size_t)out * (job.stride / K_GROUP) + k / K_GROUP;
-    return weights == WEIGHTS_FP8 ? ((const float *)scales)[i] : scalar_from_bf16(((const uint16_t *)scales)[i]);
 }
 
 static __device__ inline float packed_weight(const struct linear_job &job, const void *w, uint32_t out, uint32_t k)

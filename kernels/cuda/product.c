@@ -196,28 +196,38 @@ static struct cuda_map map_of(struct cuda *c, const struct cuda_matrix *m, uint3
     return map;
 }
 
-static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
+/* Rows that are rounded, by Hopper's own products. */
+static void linear_hopper(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
 {
-    round_rows(c, m, 0, 1, p);
-    if (c->any_order && p->n_rows >= BLAS_MIN_ROWS && cuda_product_blas(c, m, p))
-        return;
-    if (!c->is_hopper) {
-        cuda_linear_fast(c->stream, m, p);
-        return;
-    }
     uint32_t shape = cuda_hopper_choose(m, 1, p->n_rows, false);
     const struct cuda_map x = map_of(c, m, 1, p, shape);
     cuda_linear_hopper(c->stream, m, p, shape, &x);
 }
 
+static void linear_fast(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
+{
+    round_rows(c, m, 0, 1, p);
+    if (c->any_order && p->n_rows >= BLAS_MIN_ROWS && cuda_product_blas(c, m, p))
+        return;
+    if (c->is_hopper)
+        linear_hopper(c, m, p);
+    else
+        cuda_linear_fast(c->stream, m, p);
+}
+
 /*
- * A matrix in a packed format: few rows stream its codes; for many rows it is widened into scratch. Both
- * multiply by mma.sync, on Hopper, too, because a row must not be rounded in two ways. With
- * any_order cuBLAS may multiply many rows.
+ * A matrix in a packed format. Hopper's kernels widen its codes on the way. Elsewhere few rows stream codes,
+ * and for many rows it is widened into scratch; both multiply by mma.sync. With any_order cuBLAS may multiply
+ * many rows.
  */
 static void linear_packed(struct cuda *c, const struct cuda_matrix *m, struct cuda_product *p)
 {
     struct cuda_matrix wide = *m;
+    if (c->is_hopper && !(c->any_order && p->n_rows >= BLAS_MIN_ROWS)) {
+        round_rows(c, m, 0, 1, p);
+        linear_hopper(c, m, p);
+        return;
+    }
     if (p->n_rows < WIDEN_MIN_ROWS) {
         round_rows_after(c, m, 0, 0, 1, p);
         cuda_packed_fast(c->stream, m, p);
@@ -250,12 +260,12 @@ void cuda_linear(struct kernels *k, const struct k_matrix *w, const float *x, ui
 static void each_fast(struct cuda *c, const struct cuda_stack *s, const struct k_each *e, struct cuda_product *p)
 {
     round_rows(c, s->shape, e->x_step, s->n, p);
-    if (s->shape->weights) {
-        cuda_packed_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
-    } else if (c->is_hopper) {
+    if (c->is_hopper) {
         uint32_t shape = cuda_hopper_choose(s->shape, s->n, p->n_rows, false);
         const struct cuda_map x = map_of(c, s->shape, s->n, p, shape);
         cuda_each_hopper(c->stream, s, p, shape, &x, e->y_step);
+    } else if (s->shape->weights) {
+        cuda_packed_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
     } else {
         cuda_each_fast(c->stream, s, p, s->shape->stride, e->y_step);
     }
@@ -275,12 +285,12 @@ void cuda_linear_each(struct kernels *k, const struct k_stack *s, const struct k
 static void sorted_fast(struct cuda *c, const struct cuda_stack *s, const uint32_t *first, struct cuda_product *p)
 {
     round_rows(c, s->shape, 0, 1, p);
-    if (s->shape->weights) {
-        cuda_packed_sorted_fast(c->stream, s, p, first);
-    } else if (c->is_hopper) {
+    if (c->is_hopper) {
         uint32_t shape = cuda_hopper_choose(s->shape, s->n, p->n_rows, true);
         const struct cuda_map x = map_of(c, s->shape, 1, p, shape);
         cuda_sorted_hopper(c->stream, s, p, shape, &x, first);
+    } else if (s->shape->weights) {
+        cuda_packed_sorted_fast(c->stream, s, p, first);
     } else {
         cuda_sorted_fast(c->stream, s, p, first);
     }

@@ -60,7 +60,6 @@ uint8_t *stacks;
 uint32_t n_threads, running;
 void *scheduler;
 const std::function<void()> *body;
-
 } // namespace
 
 [[noreturn]] void fail(const char *why)
@@ -283,10 +282,12 @@ void products_commit(void)
     t.product_groups.push_back(t.products.size() - before);
 }
 
-/* The warp's lanes have queued the same products. */
 static void multiply_groups(slot *all)
 {
     uint32_t first = running / WARP * WARP, pending = value_of<uint32_t>(all[running % WARP]);
+    for (uint32_t i = 1; i < WARP; i++)
+        if (threads[first + i].product_groups != threads[first].product_groups)
+            fail("has queued other products than its warp");
     while (threads[first].product_groups.size() > pending) {
         size_t n = threads[first].product_groups[0];
         for (size_t j = 0; j < n; j++) {
