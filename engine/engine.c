@@ -336,7 +336,7 @@ static uint32_t pick(struct engine *e)
     uint32_t n = 0, kept = 0;
     struct seq *s;
     TAILQ_FOREACH (s, &e->seqs, in_engine)
-        if (n < e->config.max_batch && s->state == SEQ_RUNNING && find_room(e, s))
+        if (n < e->config.max_batch && s->state == SEQ_RUNNING && seq_is_there(s) && find_room(e, s))
             e->batch[n++] = s;
     for (uint32_t i = 0; i < n; i++) /* a later sequence may have preempted one that is in the batch already */
         if (e->batch[i]->state == SEQ_RUNNING)
@@ -651,11 +651,25 @@ static struct cost_step describe_step(const struct engine *e)
     return step;
 }
 
+/* While nothing can be computed: waits for pages of a sequence that are on their way. False: none has any. */
+static bool wait_for_pages(struct engine *e)
+{
+    struct seq *s;
+    TAILQ_FOREACH (s, &e->seqs, in_engine)
+        if (s->state == SEQ_RUNNING && s->written) {
+            ranks_write_wait(e->ranks, s->written);
+            return true;
+        }
+    return false;
+}
+
 uint32_t engine_step(struct engine *e)
 {
     kvpool_sweep(e->pool);
     admit(e);
     plan(e);
+    if (!e->n_batch && wait_for_pages(e))
+        plan(e);
     if (!e->n_batch)
         return 0;
     sort_by_adapter(e);

@@ -32,6 +32,7 @@ struct seq {
     uint32_t n_pages, cap_pages;
     /* Which set of longrope frequencies its KV uses (model_config_is_long). Its block keys depend on it. */
     bool is_long;
+    uint64_t written;       /* its pages are on the devices with this mark (ranks.h); 0: they are there */
     struct block_key *keys; /* [n_keys] of the full blocks of tokens[] */
     /* Blocks with a key; blocks whose pages were named; pages that on_pages_ready reported in all layers. */
     uint32_t n_keys, n_named, n_reported;
@@ -63,6 +64,7 @@ struct engine {
     char numerics[K_NUMERICS_BYTES];
     TAILQ_HEAD(seq_list, seq) seqs; /* in order of arrival */
     uint32_t n_active;              /* sequences that are FILLING or RUNNING */
+    uint64_t written;               /* the last mark of pages that are copied to the devices */
 
     /* Arrays of one step, max_rows or max_batch long. */
     uint32_t *ids, *positions, *logit_rows, max_logit_rows;
@@ -95,6 +97,7 @@ static inline uint32_t pages_for(const struct engine *e, uint32_t n_tokens)
 bool seq_grow(struct seq *s, uint32_t n_pages);
 /* WAITING -> RUNNING, or FILLING if on_admitted says so. False, with nothing taken, if pages are lacking. */
 bool seq_admit(struct seq *s);
+bool seq_is_there(struct seq *s); /* whether its pages are where it computes, or still on their way */
 /* RUNNING -> WAITING; gives all pages up. Named blocks stay in the prefix cache. */
 void seq_preempt(struct seq *s);
 /* The KV of tokens [0, n_total) is in the pages: names full blocks and gives up pages behind the window. */

@@ -89,6 +89,7 @@ void engine_warm(struct engine *e)
         memset(arena + i * kv_layout_page_bytes(&e->layout), 0, kv_layout_page_bytes(&e->layout));
         ranks_write_page(e->ranks, i); /* a device's memory may hold anything, and what is no number spreads */
     }
+    ranks_write_wait(e->ranks, ranks_write_mark(e->ranks));
     run_step(e, prompt);
     run_step(e, decode);
     for (uint32_t n = 1; n <= most && n <= MOST_RECORDED; n *= 2)

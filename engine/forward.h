@@ -86,6 +86,10 @@ uint64_t forward_weight_bytes(const struct forward *f); /* bytes of the packed w
 bool forward_has_own_pages(const struct forward *f);
 uint8_t *forward_page(const struct forward *f, uint32_t page);
 void forward_write_page(struct forward *f, uint32_t page);
+/* The copies are asynchronous (k_write_pieces_aside): pages may be used when forward_written() says so. */
+uint64_t forward_write_mark(struct forward *f);
+bool forward_written(struct forward *f, uint64_t mark);
+void forward_write_wait(struct forward *f, uint64_t mark);
 /* Queues an asynchronous copy (k_read_aside) of those layers in [begin, end) that the rank has. */
 void forward_read_page(struct forward *f, uint32_t page, uint16_t begin, uint16_t end);
 uint16_t forward_end_layer(const struct forward *f);

@@ -160,7 +160,22 @@ void forward_write_page(struct forward *f, uint32_t page)
     if (!forward_has_own_pages(f))
         return;
     const struct k_pieces p = part_of(f, page, f->rank.first_layer, f->rank.end_layer, &host, &kept);
-    k_write_pieces(f->kernels, kept, host, &p);
+    k_write_pieces_aside(f->kernels, kept, host, &p);
+}
+
+uint64_t forward_write_mark(struct forward *f)
+{
+    return k_write_mark(f->kernels);
+}
+
+bool forward_written(struct forward *f, uint64_t mark)
+{
+    return k_written(f->kernels, mark);
+}
+
+void forward_write_wait(struct forward *f, uint64_t mark)
+{
+    k_write_wait(f->kernels, mark);
 }
 
 void forward_read_page(struct forward *f, uint32_t page, uint16_t begin, uint16_t end)

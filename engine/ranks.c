@@ -291,6 +291,31 @@ void ranks_write_page(struct ranks *r, uint32_t page)
         forward_write_page(r->all[i].forward, page);
 }
 
+/* The largest of all ranks' marks: where it was not reached, the last one counts. */
+uint64_t ranks_write_mark(struct ranks *r)
+{
+    uint64_t mark = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        uint64_t own = forward_write_mark(r->all[i].forward);
+        mark = own > mark ? own : mark;
+    }
+    return mark;
+}
+
+bool ranks_written(struct ranks *r, uint64_t mark)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < r->n; i++)
+        all &= forward_written(r->all[i].forward, mark);
+    return all;
+}
+
+void ranks_write_wait(struct ranks *r, uint64_t mark)
+{
+    for (uint32_t i = 0; i < r->n; i++)
+        forward_write_wait(r->all[i].forward, mark);
+}
+
 void ranks_share_weights(struct ranks *r)
 {
     for (uint32_t i = 0; i < r->n; i++)

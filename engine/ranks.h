@@ -38,8 +38,14 @@ uint64_t ranks_weight_bytes(const struct ranks *r);
 
 uint32_t ranks_n_views(const struct ranks *r);
 uint8_t *ranks_page(const struct ranks *r, uint32_t view, uint32_t page);
-/* Copies a page from the host to every rank that keeps a copy. */
+/*
+ * Copies a page from the host to every rank that keeps a copy. The copies are asynchronous: the page may be
+ * used, changed on the host, or given to others when all ranks have written the mark that was taken after it.
+ */
 void ranks_write_page(struct ranks *r, uint32_t page);
+uint64_t ranks_write_mark(struct ranks *r);
+bool ranks_written(struct ranks *r, uint64_t mark);
+void ranks_write_wait(struct ranks *r, uint64_t mark);
 
 /*
  * As forward_run(), with two differences: seqs are [n_views][n_seqs], and on_queued comes on the threads of

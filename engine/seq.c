@@ -86,9 +86,19 @@ static void extend_keys(struct seq *s)
                                             s->tokens + (size_t)s->n_keys * page_tokens, page_tokens);
 }
 
-/* Gives up all pages. n_computed is the caller's. */
+bool seq_is_there(struct seq *s)
+{
+    if (s->written && ranks_written(s->engine->ranks, s->written))
+        s->written = 0;
+    return !s->written;
+}
+
+/* Gives up all pages. n_computed is the caller's. Others may write to them at once: no copy may be left. */
 static void release_pages(struct seq *s)
 {
+    if (s->written)
+        ranks_write_wait(s->engine->ranks, s->written);
+    s->written = 0;
     kvpool_unhold(s->engine->pool, s->pages + s->first_page, s->n_pages - s->first_page);
     s->first_page = s->n_pages = 0;
 }
@@ -103,6 +113,8 @@ static void clear_addresses(struct seq *s, uint32_t i)
 static void drop_unseen(struct seq *s)
 {
     uint32_t first = kv_layout_first_kept(&s->engine->layout, s->n_computed);
+    if (!seq_is_there(s))
+        return;
     for (; s->first_page < first && s->first_page < s->n_pages; s->first_page++) {
         kvpool_unhold(s->engine->pool, &s->pages[s->first_page], 1);
         clear_addresses(s, s->first_page);
@@ -211,12 +223,14 @@ static void set_addresses(struct seq *s, uint32_t i)
  * Copies pages that came from elsewhere to the devices, from the one of token n_computed to the one of token
  * n_tokens - 1. Call it before n_computed advances.
  */
-static void write_pages(const struct seq *s, uint32_t n_tokens)
+static void write_pages(struct seq *s, uint32_t n_tokens)
 {
     struct engine *e = s->engine;
     uint32_t first = s->n_computed / e->config.page_tokens;
     for (uint32_t i = first > s->first_page ? first : s->first_page; i < pages_for(e, n_tokens) && e->ranks; i++)
         ranks_write_page(e->ranks, s->pages[i].index);
+    if (e->ranks)
+        s->written = e->written = ranks_write_mark(e->ranks);
 }
 
 /* Sequences never give back single pages at the end, so n_pages only grows between admission and release. */
@@ -265,6 +279,7 @@ bool seq_admit(struct seq *s)
     }
     for (uint32_t i = 0; i < s->first_page; i++)
         clear_addresses(s, i);
+    s->written = matched ? e->written : 0; /* others' pages may still be on their way */
     s->n_computed = matched * e->config.page_tokens;
     s->n_named = matched;
     s->n_reported = 0;

@@ -50,6 +50,10 @@ struct kernels_backend {
     uint32_t (*mark)(struct kernels *k);
     bool (*passed)(struct kernels *k, uint32_t mark);
     void (*wait)(struct kernels *k, uint32_t mark);
+    void (*write_aside)(struct kernels *k, void *to, const void *host, const struct k_pieces *p);
+    uint64_t (*write_mark)(struct kernels *k);
+    bool (*written)(struct kernels *k, uint64_t mark);
+    void (*write_wait)(struct kernels *k, uint64_t mark);
 
     enum td_status (*matrix_pack)(struct kernels *k, const struct k_matrix_part *parts, uint32_t n_parts,
                                   const struct matrix_shape *shape, struct k_matrix **out);
@@ -136,7 +140,7 @@ enum td_status cpu_open(const struct kernels_config *config, struct kernels **ou
 uint32_t cpu_threads(const struct kernels_config *config); /* threads that cpu_open() would use */
 
 /* A plugin's symbol. abi: the program's KERNELS_ABI; a plugin of another one returns TD_ERR_VERSION. */
-enum { KERNELS_ABI = 7 };
+enum { KERNELS_ABI = 8 };
 #define KERNELS_PLUGIN "tandem_kernels_open"
 typedef enum td_status (*kernels_plugin)(uint32_t abi, const struct kernels_config *config, struct kernels **out,
                                          struct td_error *error_out);

@@ -249,6 +249,26 @@ void k_wait(struct kernels *k, uint32_t mark)
     k->backend->wait(k, mark);
 }
 
+void k_write_pieces_aside(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
+{
+    k->backend->write_aside(k, to, host, p);
+}
+
+uint64_t k_write_mark(struct kernels *k)
+{
+    return k->backend->write_mark(k);
+}
+
+bool k_written(struct kernels *k, uint64_t mark)
+{
+    return k->backend->written(k, mark);
+}
+
+void k_write_wait(struct kernels *k, uint64_t mark)
+{
+    k->backend->write_wait(k, mark);
+}
+
 /* The type of elements in which a part's numbers are kept, or 0 if they can't be converted. */
 static enum num_type part_type(const struct k_matrix_part *part)
 {

@@ -181,6 +181,19 @@ bool k_passed(struct kernels *k, uint32_t mark);
 void k_wait(struct kernels *k, uint32_t mark);
 
 /*
+ * Asynchronous host-to-device copies. They begin after the operations that were queued before, and
+ * operations queued later do not wait for them: until they are written, no operation may use the target,
+ * and the host's bytes must not change. If the host's memory is not pinned (k_is_pinned) it is
+ * k_write_pieces, in order with operations. k_write_mark returns a number for all copies queued so far,
+ * which rises with them; they are there when k_written returns true or k_write_wait returns. A number that
+ * was not reached counts as the last.
+ */
+void k_write_pieces_aside(struct kernels *k, void *to, const void *host, const struct k_pieces *p);
+uint64_t k_write_mark(struct kernels *k);
+bool k_written(struct kernels *k, uint64_t mark);
+void k_write_wait(struct kernels *k, uint64_t mark);
+
+/*
  * A trace: what ran on the device from k_trace_begin to k_trace_end, for benches. Both wait for all
  * operations. k_trace_end returns an array that the caller frees, in order of begin; NULL: nothing ran. One
  * trace at a time in a process. TD_ERR_UNSUPPORTED: the CPU, or a library is missing.

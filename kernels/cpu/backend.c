@@ -190,6 +190,23 @@ static void cpu_wait(struct kernels *k, uint32_t mark)
     (void)k, (void)mark;
 }
 
+static uint64_t cpu_write_mark(struct kernels *k)
+{
+    (void)k;
+    return 0;
+}
+
+static bool cpu_written(struct kernels *k, uint64_t mark)
+{
+    (void)k, (void)mark;
+    return true;
+}
+
+static void cpu_write_wait(struct kernels *k, uint64_t mark)
+{
+    (void)k, (void)mark;
+}
+
 /* Operations are done when they return, and k_put copies nothing. */
 static void cpu_nothing(struct kernels *k)
 {
@@ -728,6 +745,10 @@ static const struct kernels_backend CPU = {
     .mark = cpu_mark,
     .passed = cpu_passed,
     .wait = cpu_wait,
+    .write_aside = cpu_write,
+    .write_mark = cpu_write_mark,
+    .written = cpu_written,
+    .write_wait = cpu_write_wait,
     .matrix_pack = cpu_matrix_pack,
     .matrix_free = cpu_matrix_free,
     .matrix_bytes = cpu_matrix_bytes,

@@ -2,14 +2,14 @@
  * Memory of the device, and copies between it and the host.
  *
  * The driver copies without waiting only from and to pinned memory, so everything goes through pinned
- * buffers: writes through two buffers in turn, k_put through an arena, reads through a buffer that k_finish
- * empties. k_map pins its host memory if the system allows it; reads then go there directly. Asynchronous
- * reads (k_read_aside) use a stream of their own, which waits for the operations that were queued before
- * them.
+ * buffers: writes through two buffers in turn, k_put through an arena, reads through a buffer that
+ * k_finish empties. k_map pins its host memory if the system allows it; reads then go there directly.
+ * Asynchronous reads (k_read_aside) and writes (k_write_pieces_aside) use a stream each, which waits for
+ * the operations that were queued before them.
  *
- * There are two arenas in turn: the host fills one while the device may still work with the one of the step
- * before. An arena that is too small is set aside, not moved, because queued operations have addresses in it;
- * the larger one serves from then on.
+ * There are two arenas in turn: the host fills one while the device may still work with the one of the
+ * step before. An arena that is too small is set aside, not moved, because queued operations have
+ * addresses in it; the larger one serves from then on.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -120,9 +120,14 @@ enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
     c->loaders = pool_open(count_loaders());
     if (cudaStreamCreateWithFlags(&c->aside.stream, cudaStreamNonBlocking) != cudaSuccess)
         return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: no second stream", c->ordinal);
+    if (cudaStreamCreateWithFlags(&c->writes.stream, cudaStreamNonBlocking) != cudaSuccess)
+        return td_fail(error_out, TD_ERR_DEVICE, "CUDA device %d: no third stream", c->ordinal);
     event_open(&c->aside.queued);
-    for (uint32_t i = 0; i < K_MAX_MARKS; i++)
+    event_open(&c->writes.queued);
+    for (uint32_t i = 0; i < K_MAX_MARKS; i++) {
         event_open(&c->aside.marks[i]);
+        event_open(&c->writes.marks[i]);
+    }
     for (uint32_t i = 0; i < 2; i++) {
         event_open(&c->staging.sent[i]);
         event_open(&c->arenas[i].over);
@@ -136,20 +141,25 @@ enum td_status cuda_memory_open(struct cuda *c, struct td_error *error_out)
     return TD_OK;
 }
 
-static void aside_close(struct cuda_aside *a)
+/* A stream for copies, with its events; what was not opened is NULL. */
+static void stream_close(cudaStream_t stream, cudaEvent_t queued, const cudaEvent_t marks[K_MAX_MARKS])
 {
-    if (!a->stream)
-        return;
-    CUDA_MUST(cudaStreamDestroy(a->stream));
-    CUDA_MUST(cudaEventDestroy(a->queued));
+    if (stream) {
+        CUDA_MUST(cudaStreamSynchronize(stream));
+        CUDA_MUST(cudaStreamDestroy(stream));
+    }
+    if (queued)
+        CUDA_MUST(cudaEventDestroy(queued));
     for (uint32_t i = 0; i < K_MAX_MARKS; i++)
-        CUDA_MUST(cudaEventDestroy(a->marks[i]));
+        if (marks[i])
+            CUDA_MUST(cudaEventDestroy(marks[i]));
 }
 
 void cuda_memory_close(struct cuda *c)
 {
     pool_close(c->loaders);
-    aside_close(&c->aside);
+    stream_close(c->aside.stream, c->aside.queued, c->aside.marks);
+    stream_close(c->writes.stream, c->writes.queued, c->writes.marks);
     for (uint32_t i = 0; i < 2; i++) {
         struct cuda_arena *a = &c->arenas[i];
         if (a->over) {
@@ -444,6 +454,54 @@ void cuda_wait(struct kernels *k, uint32_t mark)
         deliver(c);
     c->aside.is_behind = false;
     CUDA_MUST(cudaEventSynchronize(c->aside.marks[mark]));
+}
+
+void cuda_write_aside(struct kernels *k, void *to, const void *host, const struct k_pieces *p)
+{
+    struct cuda *c = cuda_select(k);
+    struct cuda_writes *w = &c->writes;
+    if (!is_pinned(host)) {
+        cuda_write_pieces(k, to, host, p);
+        return;
+    }
+    if (!w->has_begun) {
+        CUDA_MUST(cudaEventRecord(w->queued, c->stream));
+        CUDA_MUST(cudaStreamWaitEvent(w->stream, w->queued, 0));
+        w->has_begun = true;
+    }
+    CUDA_MUST(cudaMemcpy2DAsync(to, p->piece_bytes, host, p->stride_bytes, p->piece_bytes, p->n, cudaMemcpyHostToDevice,
+                                w->stream));
+}
+
+uint64_t cuda_write_mark(struct kernels *k)
+{
+    struct cuda_writes *w = &cuda_select(k)->writes;
+    if (!w->has_begun)
+        return w->n_marks;
+    if (w->n_marks - w->n_passed == K_MAX_MARKS)
+        cuda_write_wait(k, w->n_passed + 1);
+    CUDA_MUST(cudaEventRecord(w->marks[w->n_marks % K_MAX_MARKS], w->stream));
+    w->has_begun = false;
+    return ++w->n_marks;
+}
+
+bool cuda_written(struct kernels *k, uint64_t mark)
+{
+    struct cuda_writes *w = &cuda_select(k)->writes;
+    for (; w->n_passed < mark && w->n_passed < w->n_marks; w->n_passed++) {
+        cudaError_t e = cudaEventQuery(w->marks[w->n_passed % K_MAX_MARKS]);
+        if (e == cudaErrorNotReady)
+            return false;
+        CUDA_MUST(e);
+    }
+    return true;
+}
+
+void cuda_write_wait(struct kernels *k, uint64_t mark)
+{
+    struct cuda_writes *w = &cuda_select(k)->writes;
+    for (; w->n_passed < mark && w->n_passed < w->n_marks; w->n_passed++)
+        CUDA_MUST(cudaEventSynchronize(w->marks[w->n_passed % K_MAX_MARKS]));
 }
 
 static uint32_t power_of_two(uint32_t n)

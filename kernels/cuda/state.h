@@ -69,6 +69,15 @@ struct cuda_aside {
     bool is_behind;
 };
 
+/* Asynchronous writes (k_write_pieces_aside). Mark n has event n % K_MAX_MARKS. */
+struct cuda_writes {
+    cudaStream_t stream;
+    cudaEvent_t queued; /* after the operations before the first write since the last mark */
+    cudaEvent_t marks[K_MAX_MARKS];
+    uint64_t n_marks, n_passed;
+    bool has_begun; /* there was a write since the last mark */
+};
+
 /* Memory of the device that grows to the largest need of any operation. */
 struct cuda_room {
     void *at;
@@ -104,6 +113,7 @@ struct cuda {
     struct cuda_staging staging;
     struct cuda_reads reads;
     struct cuda_aside aside;
+    struct cuda_writes writes;
     struct cuda_arena arenas[2]; /* one for this step, one for the step before */
     uint32_t arena;
     bool is_idle; /* everything was complete at the last k_finish, and nothing was put since */
@@ -187,6 +197,10 @@ void cuda_read_aside(struct kernels *k, void *host, const void *from, const stru
 uint32_t cuda_mark(struct kernels *k);
 bool cuda_passed(struct kernels *k, uint32_t mark);
 void cuda_wait(struct kernels *k, uint32_t mark);
+void cuda_write_aside(struct kernels *k, void *to, const void *host, const struct k_pieces *p);
+uint64_t cuda_write_mark(struct kernels *k);
+bool cuda_written(struct kernels *k, uint64_t mark);
+void cuda_write_wait(struct kernels *k, uint64_t mark);
 void cuda_put_seqs(struct kernels *k, const struct k_attn_seq *seqs, uint32_t n_seqs, uint32_t page_tokens);
 
 /* ---------------------------------------------------------------- replay.c */

@@ -124,6 +124,46 @@ START_TEST(test_what_is_read_aside_is_there_at_its_mark)
 }
 END_TEST
 
+/* Pieces of an array are written asynchronously, over what an operation before has written, in mapped
+ * memory or not, more often than there are events for marks. */
+START_TEST(test_what_is_written_aside_is_there_at_its_mark)
+{
+    open_exact(_i);
+    enum { N = 12000, PIECES = 3, EACH = N / PIECES, ROUNDS = K_MAX_MARKS + 20 };
+    struct kernels *k = sides[1];
+    const struct k_pieces all = {EACH * sizeof(float), 2 * EACH * sizeof(float), PIECES};
+    float *x = data_floats(1, 2 * N, 1), *host = mem_dup(x, 2 * N * sizeof(float)),
+          *got = mem_zalloc(N * sizeof(float));
+    void *mapped = NULL, *to = alloc(k, x, N * sizeof(float)), *one = alloc(k, x, N * sizeof(float));
+    uint64_t mark = 0;
+    ck_assert_int_eq(k_map(k, host, 2 * N * sizeof(float), &mapped), TD_OK);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        const float *from = round % 3 ? host : x;
+        if (round % 4 == 1) /* nothing is on its way */
+            k_add(k, one, N, to);
+        k_write_pieces_aside(k, to, from, &all);
+        uint64_t now = k_write_mark(k);
+        ck_assert(now >= mark);
+        mark = now;
+        if (round % 4)
+            continue;
+        k_write_wait(k, mark);
+        ck_assert(k_written(k, mark) && k_written(k, mark + 1));
+        k_read(k, got, to, N * sizeof(float));
+        k_finish(k);
+        for (uint32_t i = 0; i < N; i++)
+            ck_assert(got[i] == x[i / EACH * 2 * EACH + i % EACH]);
+    }
+    k_unmap(k, mapped);
+    k_free(k, to);
+    k_free(k, one);
+    free(x);
+    free(host);
+    free(got);
+    close_device();
+}
+END_TEST
+
 /* An asynchronous read without a mark has ended after k_finish. The next read waits for its operations
  * again. */
 START_TEST(test_what_is_read_aside_is_there_after_finish_without_a_mark)
@@ -1090,6 +1130,7 @@ int main(void)
                                   test_what_is_put_is_there_for_the_step,
                                   test_what_is_read_aside_is_there_at_its_mark,
                                   test_what_is_read_aside_is_there_after_finish_without_a_mark,
+                                  test_what_is_written_aside_is_there_at_its_mark,
                                   test_mapped_memory_is_kept_alike,
                                   test_linear_f32_equals_plain_for_any_shape,
                                   test_linear_f32_keeps_subnormal_numbers_and_signs_of_zero,
