@@ -728,8 +728,9 @@ int main(void)
     if (skip_without_device("engine"))
         return 0;
     Suite *s = suite_create("engine");
-    TCase *t = tcase_create("golden");
+    TCase *t = tcase_create("golden"), *adopting = tcase_create("adopting"); /* CK_RUN_CASE runs one of them */
     tcase_set_timeout(t, 60);
+    tcase_set_timeout(adopting, 60);
     tcase_add_test(t, test_engine_golden_alone);
     tcase_add_test(t, test_engine_golden_after_it_was_warmed);
     tcase_add_loop_test(t, test_engine_golden_all_together_in_chunks, 0, 4);
@@ -739,12 +740,13 @@ int main(void)
     tcase_add_test(t, test_engine_golden_preempted_and_resumed);
     tcase_add_test(t, test_engine_preempts_the_newest_and_tokens_stay);
     tcase_add_loop_test(t, test_engine_resumes_after_any_token, 0, 4);
-    tcase_add_loop_test(t, test_engine_adopted_pages_give_same_tokens, 0, 5);
-    tcase_add_test(t, test_engine_adopting_without_room_holds_nothing);
     tcase_add_test(t, test_engine_seeded_sampling_same_in_any_batch);
     tcase_add_test(t, test_engine_prompt_logprobs_agree_with_golden);
     tcase_add_test(t, test_engine_refuses_weights_that_the_configuration_does_not_describe);
     tcase_add_test(t, test_engine_refuses_bad_requests_by_field);
+    tcase_add_loop_test(adopting, test_engine_adopted_pages_give_same_tokens, 0, 5);
+    tcase_add_test(adopting, test_engine_adopting_without_room_holds_nothing);
     suite_add_tcase(s, t);
+    suite_add_tcase(s, adopting);
     return tap_main(s);
 }
