@@ -11,8 +11,9 @@
  *        +---------- preempted (pages ran out; the newest goes) ----- RUNNING
  *
  * on_admitted may call engine_seq_fill() to keep the sequence FILLING while KV arrives in its pages;
- * engine_seq_filled() lets it run. An ended sequence keeps its pages until engine_seq_close(), which is legal
- * in every state, but not inside a callback.
+ * engine_seq_filled() lets it run, on a device as soon as its copies of these pages are there. An ended
+ * sequence keeps its pages until engine_seq_close(), which is legal in every state, but not inside a
+ * callback.
  *
  * Same tokens, always: a sequence's tokens and log-probabilities depend on its own tokens and sampling only,
  * not on the chunking, the batch, a preemption, or the place its KV came from.

@@ -220,8 +220,8 @@ static void set_addresses(struct seq *s, uint32_t i)
 }
 
 /*
- * Copies pages that came from elsewhere to the devices, from the one of token n_computed to the one of token
- * n_tokens - 1. Call it before n_computed advances.
+ * Begins to copy pages that came from elsewhere to the devices, from the one of token n_computed to the
+ * one of token n_tokens - 1. Call it before n_computed advances.
  */
 static void write_pages(struct seq *s, uint32_t n_tokens)
 {

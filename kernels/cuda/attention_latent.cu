@@ -9,8 +9,8 @@
  * with more than 16 queries have tiles of 16, too, which compute their runs one after another if there are
  * enough of them.
  *
- * Rejected for now: tiles of 64 queries, whose sums (64 x 512) would need all registers of four warps; to
- * widen the tile takes more warps, each with columns of its own (FlashMLA).
+ * Rejected: tiles of 64 queries for four warps. Their sums (64 x 512) would need all registers; such a tile
+ * takes more warps, each with columns of its own, as FlashMLA has them.
  */
 #include "kernels/cuda/attention_tile.cuh"
 

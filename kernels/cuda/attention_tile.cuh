@@ -1,6 +1,7 @@
 /*
- * Attention with tensor cores (attention_fast.cu, attention_hopper.cu): which block of threads computes what,
- * tiles of keys and values in shared memory, products with them, the softmax of a block, and runs of blocks.
+ * Attention with tensor cores (attention_fast.cu, _hopper.cu, _latent.cu): which block of threads computes
+ * what, tiles of keys and values in shared memory, products with them, the softmax of a block, and runs of
+ * blocks.
  */
 #pragma once
 
@@ -21,7 +22,7 @@ struct form {
      * A block of threads computes one run of a tile, and stores a partial if the sequence has several runs.
      */
     bool split;
-    float *partials; /* [item][kv head]: o [n_queries][head_dim], then m, l [n_queries][2] */
+    float *partials; /* [item][kv head]: o [n_queries][v_dim], then m, l [n_queries][2] */
 };
 
 static __host__ __device__ __forceinline__ uint32_t first_run(const struct attention &t, uint32_t first_pos)

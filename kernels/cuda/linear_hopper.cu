@@ -216,7 +216,7 @@ static __device__ __forceinline__ void produce(const struct hopper_job &h, typen
     }
 }
 
-/* A stage of those that a CTA goes through: a tile, and numbers of it from k on. */
+/* Walks over the stages of a CTA: the present one has the numbers of a tile from k on. */
 template <class S> struct walk {
     struct tile t;
     uint32_t number, k;

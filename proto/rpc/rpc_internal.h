@@ -229,7 +229,7 @@ enum td_status rpc_call_preload(struct rpc_call *call, const ProtobufCMessage *m
  * rises if its queue is full. */
 bool rpc_call_cut_unread(struct rpc_call *call, uint64_t now_ns, const struct rpc_patience *patience, uint32_t *n_full);
 uint64_t rpc_now_ns(void);
-/* The call's connection leads to who has proved the secret, as long as it lasts. */
+/* The server has proved the secret: the call's connection is trusted as long as it lasts. */
 void rpc_client_proved(struct rpc_call *call);
 
 /* google.rpc.Status with what there is to say beyond code and text. Returns its number of bytes; 0: nothing.

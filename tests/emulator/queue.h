@@ -1,4 +1,5 @@
-/* Between the emulator's files: threads.cc runs kernels, runtime.cc says when. */
+/* Between the emulator's files: threads.cc runs kernels, hopper.cc does what they ask of Hopper, and
+ * runtime.cc says when a kernel runs. */
 #pragma once
 
 #include <functional>
